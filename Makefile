@@ -143,7 +143,7 @@ $(STAMPS)/soak-packages: tests/runtimes/debian-packages.txt tools/install_debian
 	@tools/install_debian_packages $<
 	@mkdir -p $(STAMPS) && touch $@
 
-soak: build test-setup $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## Repeat in full what the tests repeat a few times; K=word selects
+soak: build test-setup deb $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## Repeat in full what the tests repeat a few times; K=word selects
 	@$(BIN)/pytest --soak -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security tests/contract/test_runtimes.py
 	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh --soak -m soak -v --unmet-from build/soak.txt tests/functional tests/security
 	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.run $(ON_INTEL)
@@ -215,6 +215,10 @@ $(STAMPS)/site: tools/site-requirements.txt | $(STAMPS)/venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
 		--target build/site-tools -r $<
 	@mkdir -p $(STAMPS) && touch $@
+
+.PHONY: deb
+deb: wheel ## Build the Debian package into build/deb; ARGS='--python 3.13' for Debian 13
+	@$(BIN)/python -m tools.deb $(ARGS)
 
 typescript: $(STAMPS)/typescript ## Build the npm package of the TypeScript SDK into build/npm
 	@$(BIN)/python -m tools.typescript_package

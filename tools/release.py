@@ -3,11 +3,13 @@
     python -m tools.release            into build/release; what `make release` runs
     python -m tools.release FOLDER     into a folder that is empty, or not there
     python -m tools.release --dirty    although something is not committed; for trying
+    python -m tools.release --no-deb   without the Debian package, where dpkg-deb is missing
     python -m tools.release --version  print the version, if all manifests agree on it
 
 The folder then has
 
     forkd_vm-<version>*.whl, .tar.gz   the Python package: for hosts, for clients, and as source
+    forkd_<version>_amd64.deb          the Debian package of the wheel for hosts
     forkd-<version>-x86_64-linux.tar.gz   the static programs
     requirements.txt                   the wheel for hosts and all that it needs, with digests
     python.cdx.json, programs.cdx.json what is in them, as CycloneDX
@@ -35,7 +37,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tools import release_lock, release_notes, sbom
+from tools import deb, release_lock, release_notes, sbom
 from tools.outputs import Failed, output
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,16 +72,18 @@ def main() -> int:
     )
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--dirty", action="store_true", help="although something is not committed")
+    parser.add_argument("--no-deb", action="store_true", help="without the Debian package")
     parser.add_argument("--version", action="store_true", help="print the version")
     asked = parser.parse_args()
     try:
         if asked.version:
             sys.stdout.write(f"{version()}\n")
             return 0
-        for path in release(asked.folder, dirty=asked.dirty):
+        for path in release(asked.folder, dirty=asked.dirty, with_deb=not asked.no_deb):
             sys.stdout.write(f"{path}\n")
     except (
         CannotRelease,
+        deb.CannotBuild,
         release_lock.NotLocked,
         release_notes.BadFragment,
         Failed,
@@ -89,10 +93,11 @@ def main() -> int:
     return 0
 
 
-def release(folder: Path | None, *, dirty: bool) -> list[Path]:
+def release(folder: Path | None, *, dirty: bool, with_deb: bool = True) -> list[Path]:
     """Make a release in a folder, `build/release` by default; return its files.
 
     Raises:
+        CannotBuild: There can be no Debian package.
         CannotRelease: The folder is not empty, something is not committed, versions differ, a
             program is not built, or the key cannot sign.
     """
@@ -102,6 +107,8 @@ def release(folder: Path | None, *, dirty: bool) -> list[Path]:
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or output("git", "log", "-1", "--format=%ct"))
     target = _empty(folder)
     _build_packages(target, epoch)
+    if with_deb:
+        deb.build(sorted(target.glob("*x86_64.whl")), target)
     _write_programs(target / f"forkd-{number}-x86_64-linux.tar.gz", f"forkd-{number}", epoch)
     _write_lists(target, number, epoch)
     day = datetime.fromtimestamp(epoch, UTC).date()

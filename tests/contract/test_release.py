@@ -54,7 +54,7 @@ def copied(released: Path, tmp_path: Path) -> Path:
 
 def make_release(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603 - ours
-        [sys.executable, "-m", "tools.release", "--dirty", *words],
+        [sys.executable, "-m", "tools.release", "--dirty", "--no-deb", *words],
         cwd=ROOT,
         env={**os.environ, **variables},
         capture_output=True,

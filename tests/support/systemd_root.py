@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 SYSTEMD = "/usr/lib/systemd/systemd"
 
-BOOT_TIMEOUT_S = 60.0
-COMMAND_TIMEOUT_S = 60.0
+BOOT_TIMEOUT_S = 180.0
+COMMAND_TIMEOUT_S = 300.0
+"""Both are long enough for an emulated processor."""
 
 MOUNTS = """\
 set -eu
 mount --make-rprivate /
-mount -t tmpfs -o size=256m none {top}
+mount -t tmpfs -o size=1g none {top}
 cd {top}
 mkdir u w root
 mount -t overlay -o lowerdir=/,upperdir={top}/u,workdir={top}/w none root
@@ -41,6 +42,7 @@ mount -t tmpfs -o mode=755 none run
 mount -t tmpfs none tmp
 mount --rbind /dev dev
 for path in {shared}; do mkdir -p .$path; mount --bind $path .$path; done
+{placed}
 mkdir -p .forkd-old
 pivot_root . .forkd-old
 umount -l /.forkd-old
@@ -92,18 +94,25 @@ class SystemdRoot:
 
 
 @contextlib.contextmanager
-def systemd_root(folder: Path, shared: list[Path]) -> Iterator[SystemdRoot]:
+def systemd_root(
+    folder: Path, shared: list[Path], placed: dict[Path, str] | None = None
+) -> Iterator[SystemdRoot]:
     """Start one, and wait until it says that it is up.
 
     Args:
         folder: A folder with a short path, for what it needs.
         shared: Folders of this host that are the same there.
+        placed: Folders of this host that are elsewhere there.
     """
     notify, top = folder / "notify", folder / "top"
     top.mkdir()
     script = MOUNTS.format(
         top=top,
         shared=shlex.join(str(path) for path in [folder, *shared]),
+        placed="\n".join(
+            f"mkdir -p .{inside}; mount --bind {path} .{inside}"
+            for path, inside in (placed or {}).items()
+        ),
         path=PATH,
         notify=notify,
         systemd=SYSTEMD,

@@ -1,0 +1,205 @@
+"""The Debian package under a real systemd: installed, upgraded, removed and purged by dpkg.
+
+With the fake VMM anywhere, and with real machines where KVM works.  `make deb` builds the package.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.docs import ROOT
+from tests.support.real_host import RECIPE, STATE_PARENT, TAG
+from tests.support.service_host import make_host, until
+from tests.support.systemd_root import systemd_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.bakes import Bakes
+    from tests.support.systemd_root import SystemdRoot
+
+pytestmark = [
+    pytest.mark.needs("root", "systemd", "deb"), pytest.mark.soak, pytest.mark.timeout(1200)
+]  # fmt: skip
+
+REAL = pytest.param(
+    "real", marks=[pytest.mark.needs("kvm", "cgroup2", "binaries"), pytest.mark.together("numpy")]
+)
+
+STATE = "/var/lib/forkd"
+
+FAKE = """\
+vmm = "{host}/fake-vmm"
+agent = "{host}/agent"
+recipe_dirs = ["{host}/recipes"]
+cgroups = "off"
+jail = "off"
+network_slots = 0
+disk_reserve_mib = 16
+"""
+
+REAL_SETTINGS = 'cgroups = "off"\ndisk_reserve_mib = 16\n'
+"""A namespace of cgroups below a test's has no controllers to give."""
+
+UNITS = ("forkd.socket", "forkd.service")
+
+
+class Installed:
+    """A systemd that the package of another version is installed in.
+
+    Attributes:
+        tag: A snapshot to fork.
+    """
+
+    def __init__(self, machine: SystemdRoot, folder: Path, tag: str) -> None:
+        self.machine = machine
+        self.folder = folder
+        self.tag = tag
+
+    def sandboxes(self) -> list[str]:
+        """Return those that run, as `forkd ls` lists them."""
+        said = self.machine.run("forkd ls")
+        return sorted(re.findall(rf"^(sb-\w+) +{self.tag} +running", said, re.MULTILINE))
+
+    def answers(self, sandbox: str) -> bool:
+        """Whether a program runs in a sandbox."""
+        return self.machine.run(f"forkd exec {sandbox} -- echo hello") == "hello\n"
+
+    def is_there(self, path: str) -> bool:
+        return self.machine.run(f"test -e {path} && echo yes", check=False) == "yes\n"
+
+    async def after(self, how: str) -> None:
+        """End the daemon in some way; return once another runs."""
+        before = self.machine.shown("forkd", "MainPID")
+        self.machine.run(how)
+        await until(lambda: self.machine.shown("forkd", "MainPID") not in {before, "0"})
+        await until(lambda: self.machine.shown("forkd", "ActiveState") == "active")
+
+    def processes(self) -> str:
+        """Return the processes of machines and zygotes."""
+        return self.machine.run("ps -eo args | grep -E '[f]orkd-vmm|[f]ake-vmm'", check=False)
+
+
+def package() -> Path:
+    return max((ROOT / "build/deb").glob("forkd_*.deb"), key=lambda path: path.stat().st_mtime)
+
+
+def older(folder: Path, version: str) -> Path:
+    """Build the same package under another version, uncompressed."""
+    tree, path = folder / "tree", folder / f"forkd_{version}.deb"
+    subprocess.run(["dpkg-deb", "-R", package(), tree], check=True)  # noqa: S603, S607 - dpkg's
+    control = tree / "DEBIAN/control"
+    text = re.sub(r"^Version: .*$", f"Version: {version}", control.read_text(), flags=re.MULTILINE)
+    control.write_text(text)
+    subprocess.run(  # noqa: S603 - dpkg's
+        ["dpkg-deb", "--root-owner-group", "-Znone", "-b", tree, path],  # noqa: S607 - likewise
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return path
+
+
+@contextmanager
+def machine_with(kind: str, request: pytest.FixtureRequest) -> Iterator[Installed]:
+    STATE_PARENT.mkdir(exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as name,
+        tempfile.TemporaryDirectory(prefix="test-deb-", dir=STATE_PARENT) as state,
+    ):
+        folder = Path(name)
+        folder.chmod(0o755)
+        settings, tag = REAL_SETTINGS, str(TAG)
+        if kind == "fake":
+            make_host(folder, Path("/run/none")).recipe()
+            settings, tag = FAKE.format(host=folder), "py"
+        else:
+            bakes: Bakes = request.getfixturevalue("bakes")
+            bakes.of(RECIPE).copy_to(Path(state))
+        (folder / "forkd.toml").write_text(settings)
+        before = older(folder, "0.0.9")
+        with systemd_root(folder, [ROOT], {Path(state): STATE}) as machine:
+            # The host's own services must not start, and must not be asked about.
+            machine.run("rm -f /usr/sbin/policy-rc.d")
+            # An administrator's settings are there before the package.
+            machine.run(f"mkdir -p /etc/forkd && cat {folder}/forkd.toml >/etc/forkd/forkd.toml")
+            machine.run(f"dpkg -i --force-confold {before} 2>&1")
+            installed = Installed(machine, folder, tag)
+            yield installed
+
+
+@pytest.mark.parametrize("kind", ["fake", REAL])
+async def test_the_package_is_installed_upgraded_removed_and_purged(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    with machine_with(kind, request) as installed:
+        machine = installed.machine
+        assert [machine.shown(unit, "ActiveState") for unit in UNITS] == ["active", "active"]
+        assert [machine.run(f"systemctl is-enabled {unit}") for unit in UNITS] == ["enabled\n"] * 2
+        assert machine.run("stat -c '%a %G' /run/forkd/forkd.sock") == "660 forkd\n"
+
+        machine.run("forkd-daemon config check")
+        if kind == "fake":
+            machine.run("forkd snapshot create py --recipe fake")
+        machine.run(f"forkd fork {installed.tag} -n 2")
+        before = installed.sandboxes()
+        assert len(before) == 2
+        assert all(installed.answers(each) for each in before)
+
+        # Its end by a signal: a client that asks meanwhile waits, and sandboxes are adopted.
+        await installed.after("systemctl kill --kill-who=main -s KILL forkd && forkd ls")
+        assert installed.sandboxes() == before
+        assert all(installed.answers(each) for each in before)
+
+        # Its event loop hangs.
+        machine.run(
+            "mkdir /etc/systemd/system/forkd.service.d &&"
+            " printf '[Service]\\nWatchdogSec=2\\nTimeoutAbortSec=1\\n'"
+            " >/etc/systemd/system/forkd.service.d/watchdog.conf &&"
+            " systemctl daemon-reload && systemctl restart forkd"
+        )
+        await installed.after("kill -STOP $(systemctl show --property=MainPID --value forkd)")
+        machine.run("rm -r /etc/systemd/system/forkd.service.d && systemctl daemon-reload")
+        assert installed.sandboxes() == before
+
+        # Another version.
+        daemon = machine.shown("forkd", "MainPID")
+        machine.run(f"dpkg -i --force-confold {package()} 2>&1")
+        assert machine.run("dpkg-query -W -f '${Version}' forkd") != "0.0.9"
+        assert machine.shown("forkd", "MainPID") not in {daemon, "0"}
+        assert installed.sandboxes() == before
+        assert all(installed.answers(each) for each in before)
+        assert (
+            machine.run("cat /etc/forkd/forkd.toml")
+            == (installed.folder / "forkd.toml").read_text()
+        )
+
+        # Removed: sandboxes end, snapshots and settings stay.
+        assert installed.processes() != ""
+        machine.run("dpkg -r forkd 2>&1")
+        assert installed.processes() == ""
+        assert not installed.is_there("/usr/lib/forkd")
+        assert not installed.is_there("/run/forkd/forkd.sock")
+        assert installed.is_there(f"{STATE}/snapshots/{installed.tag}/manifest.json")
+        assert installed.is_there("/etc/forkd/forkd.toml")
+
+        # Installed again: what was stored is there, and the daemon runs.
+        machine.run(f"dpkg -i --force-confold {package()} 2>&1")
+        assert installed.tag in machine.run("forkd snapshot ls")
+        machine.run(f"forkd fork {installed.tag}")
+
+        # Purged: nothing stays.
+        machine.run("dpkg -P forkd 2>&1")
+        assert installed.processes() == ""
+        for path in ("/usr/lib/forkd", "/etc/forkd", "/run/forkd", f"{STATE}/forkd.db"):
+            assert not installed.is_there(path), path
+        assert machine.run(f"ls -A {STATE}") == ""
+        assert machine.run("getent group forkd", check=False) == ""
+        left = "find /etc/systemd /var/lib/systemd -name '*forkd*'"
+        assert machine.run(left) == ""
