@@ -42,7 +42,10 @@ TEST_TIMEOUT_S = 300
 
 JUNIT = "junit.xml"
 
-STRICT = ("--strict-needs", "--waive-needs", "network", "-p", "no:cacheprovider")
+STRICT = (
+    "--strict-needs", "--waive-needs", "network", "-p", "no:cacheprovider",
+    "-p", "tests.intel.attempts",
+)  # fmt: skip
 
 
 def main() -> int:
