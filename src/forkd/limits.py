@@ -138,7 +138,7 @@ PIDS_LIMIT_MAX = 4_096
 """Greatest number of threads of one VMM process."""
 
 PIDS_LIMIT_DEFAULT = 64
-"""Threads of one VMM process if none are asked for: 8 vCPUs and their devices fit many times."""
+"""Threads of one VMM process if none are asked for: 32 vCPUs and their devices fit."""
 
 BANDWIDTH_LIMIT_MBIT_MIN = 1
 """Least bandwidth that a sandbox may be given, in millions of bits a second."""
@@ -278,7 +278,7 @@ TRUSTED_CHARS_MAX = 64 * 65
 
 # Machines that are baked, and the recipes that say how
 
-VCPUS_MAX = 8
+VCPUS_MAX = 32
 """Most virtual CPUs of a machine."""
 
 MEMORY_MIB_MIN = 128

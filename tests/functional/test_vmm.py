@@ -28,6 +28,7 @@ from forkd.errors import ForkdError, StoreError
 from forkd.host import proc
 from forkd.model.sandbox import ForkOptions, SandboxState
 from tests.support.callers import CALLER
+from tests.support.processors import ON_EVERY_CPU, on_every_cpu
 from tests.support.real_host import (
     BAKES_LARGE,
     LARGE_MEMORY_MIB,
@@ -63,28 +64,9 @@ async def host(tmp_path_factory: pytest.TempPathFactory, bakes: Bakes) -> AsyncI
 
 
 async def test_every_cpu_of_a_child_works(host: RealHost) -> None:
-    code = """
-import os, threading
-seen, barrier = {}, threading.Barrier(os.cpu_count())
-
-
-def work(cpu):
-    os.sched_setaffinity(0, {cpu})
-    barrier.wait(30)
-    with open(f"/proc/self/task/{threading.get_native_id()}/stat") as file:
-        seen[cpu] = int(file.read().rpartition(")")[2].split()[36])
-
-
-threads = [threading.Thread(target=work, args=[cpu]) for cpu in range(os.cpu_count())]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-sorted(seen.items())
-"""
     async with host.forked(2, ONE) as children:
         for child in children:
-            assert await value(host, child.id, code) == [[cpu, cpu] for cpu in range(LARGE_VCPUS)]
+            assert await value(host, child.id, ON_EVERY_CPU) == on_every_cpu(LARGE_VCPUS)
 
 
 async def test_processors_of_a_guest_are_cores_of_one_package_with_a_name(host: RealHost) -> None:

@@ -58,7 +58,7 @@ pub const WATCH_MAX_S: f64 = 60.0;
 pub const CHILDREN_MAX: usize = 10_000;
 
 /// Most vCPUs of a machine.
-pub const VCPUS_MAX: u8 = 8;
+pub const VCPUS_MAX: u8 = 32;
 
 /// Least memory of a machine, in bytes: what a stock kernel with its initramfs needs to boot.
 pub const MEMORY_MIN_BYTES: u64 = 128 << 20;

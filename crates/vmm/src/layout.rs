@@ -87,7 +87,7 @@ pub const MEMORY_BYTES_MAX: u64 = 1 << 40;
 /// Memory comes in multiples of this, so that huge pages line up.
 pub const MEMORY_GRANULE: u64 = 2 << 20;
 /// Most vCPUs of a machine.
-pub const VCPUS_MAX: u8 = 8;
+pub const VCPUS_MAX: u8 = 32;
 
 /// RAM of a machine with `memory_bytes`: (guest address, length) of each region, ascending.
 #[must_use]

@@ -18,7 +18,7 @@ use crate::kvm::stored;
 use crate::layout;
 use crate::snapshot::header::{BodyReader, BodyWriter, Kind, Written};
 
-/// Largest body of a state file; eight vCPUs need about 200 KiB.
+/// Largest body of a state file; a vCPU needs about 25 KiB.
 pub const STATE_BYTES_MAX: u64 = 16 << 20;
 
 /// Most MSRs of a vCPU; KVM lists some hundred.
