@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import pools, recipes, report
+from benchmarks import pools, recipes, report, tuning
 from benchmarks.run import APART, PARTS
 from forkd import programs
 from forkd.errors import EngineError, ForkdError, HostError, InvalidRequest
@@ -33,7 +33,7 @@ from forkd.machine import Machine
 from forkd.machine.build import build_image
 from forkd.machine.kernel import default_cache
 from forkd.machine.lifecycle import why_not_native
-from tools import gen_executor_times, gen_recipe_times, in_machine
+from tools import gen_executor_times, gen_host_times, gen_recipe_times, in_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,6 +86,9 @@ def main() -> int:
     if "executor" in bench and not options.quick:
         pools.publish(bench, gen_executor_times.FIGURES)
         console.print(f"written: {gen_executor_times.FIGURES}; `make gen` makes tables of it")
+    if "host" in bench and not options.quick:
+        tuning.publish(bench, gen_host_times.FIGURES)
+        console.print(f"written: {gen_host_times.FIGURES}; `make gen` makes a table of it")
     plots = report.plot(bench, options.output.parent)
     console.print(f"written: {options.output}, {', '.join(path.name for path in plots)}")
     return 0
@@ -114,7 +117,8 @@ def measure(
         possible_cpus: For how many processors the helper machine's kernel makes room.
 
     Raises:
-        InvalidRequest: So many processors are asked of this host, or of no kernel.
+        InvalidRequest: So many processors are asked of this host, or of no kernel; or this host
+            is to be set otherwise.
         ForkdError: Something is missing, or the measuring failed.
     """
     with _progress() as bar:
@@ -122,6 +126,12 @@ def measure(
             build_image(each, lambda step: bar.tell(step.message, None))
         bar.tell("looking for a usable KVM", None)
         reason = why_not_native()
+        if reason is None and "host" in ",".join(chosen).split(","):
+            raise InvalidRequest(
+                "the part host loads KVM anew and remounts cgroups: it is for the helper machine, "
+                "and here the measuring is on this host",
+                field="only",
+            )
         if reason is None and possible_cpus is not None:
             raise InvalidRequest(
                 "--possible-cpus is for the helper machine; here the measuring is on this host",

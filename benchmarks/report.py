@@ -154,6 +154,8 @@ def show(bench: Json) -> None:
         for shown_figures, table_of in ((asked, of_recipes), (run, of_programs)):
             if shown_figures:
                 Console().print(table_of(shown_figures))
+    if "host" in bench:
+        Console().print(of_settings(bench["host"]))
 
 
 def of_recipes(recipes: Json) -> Table:
@@ -177,6 +179,27 @@ def of_programs(programs: Json) -> Table:
     for name, figures in programs.items():
         times = [f"{figures[each]:,.2f} s" for each in ("without_s", "program_s")]
         table.add_row(name, str(figures["sandboxes"]), *times, f"{shown(figures['ratio'])} x")
+    return table
+
+
+def of_settings(host: Json) -> Table:
+    """Return the table of settings of the host: medians, and the quarters around them."""
+    table = Table(title="forks by how the host is set, ms", title_justify="left")
+    table.add_column("setting")
+    wide = f"{host['width']} forks"
+    for name in ("one fork", wide, "slowest tenth", "build", "agent", "faults", "mappings"):
+        table.add_column(name, justify="right")
+    for name, each in host["settings"].items():
+        spreads = [each[figure] for figure in ("one_ms", "hundred_ms", "slowest_tenth_ms")]
+        table.add_row(
+            name,
+            *(
+                f"{found['p50']:,.0f} ({found['p25']:,.0f}-{found['p75']:,.0f})"
+                for found in spreads
+            ),
+            *(shown(each["stages_ms"][stage]) for stage in ("build", "agent")),
+            *(f"{each[figure] or 0:,}" for figure in ("guest_faults", "mappings")),
+        )
     return table
 
 

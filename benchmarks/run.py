@@ -27,6 +27,7 @@ from benchmarks import (
     questions,
     recipes,
     tenants,
+    tuning,
     walls,
 )
 from benchmarks.floor import Floor
@@ -63,7 +64,7 @@ WIDTH = 100
 PARTS = ("fork", "branch", "chain", "snapshot", "reset", "clients", "hogs", "tenants", "walls")
 """What can be measured by itself, in the order in which it is."""
 
-APART = ("recipes", "executor", "memory")
+APART = ("recipes", "executor", "memory", "host")
 """What is measured only if it is asked for."""
 
 SMALL_PARTS = frozenset(
@@ -78,6 +79,7 @@ SMALL_PARTS = frozenset(
         "walls",
         "executor",
         "memory",
+        "host",
     }
 )
 LARGE_PARTS = frozenset({"branch", "snapshot"})
@@ -218,6 +220,8 @@ async def bench(options: argparse.Namespace) -> Json:
                 of_services |= await walls.measure(host, bed.TAG, teller, quick=options.quick)
             if "memory" in parts:
                 of_services |= await memory.measure(host, bed.TAG, teller, quick=options.quick)
+            if "host" in parts:  # no zygote of ours may hold a machine meanwhile
+                of_services |= await tuning.measure(baked[bed.TAG], teller, quick=options.quick)
             if "executor" in parts:
                 of_services |= await asyncio.to_thread(
                     pools.measure, host, bed.TAG, teller, quick=options.quick
@@ -337,6 +341,7 @@ def steps(parts: frozenset[str], *, quick: bool, names: Iterable[str] = recipes.
                 "tenants": (tenants.QUICK if quick else tenants.FULL).steps,
                 "recipes": recipes.steps(tuple(names)),
                 "executor": pools.STEPS,
+                "host": (tuning.QUICK if quick else tuning.FULL).steps(),
                 "memory": 1 + (memory.ROUNDS_QUICK if quick else memory.ROUNDS),
             }[part]
             for part in parts

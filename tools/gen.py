@@ -26,6 +26,7 @@ from tools import (
     gen_config,
     gen_docs,
     gen_executor_times,
+    gen_host_times,
     gen_limits,
     gen_llms,
     gen_man,
@@ -75,6 +76,7 @@ def outputs() -> dict[Path, str]:
         **gen_typescript.outputs(openapi(), error_codes()),
         **gen_recipe_times.outputs(),
         **gen_executor_times.outputs(),
+        **gen_host_times.outputs(),
     }
 
 

@@ -50,17 +50,17 @@ def outputs() -> dict[Path, str]:
     return {path: with_part(path.read_text(encoding="utf-8"), part) for path, part in parts.items()}
 
 
-def with_part(page: str, part: str) -> str:
-    """Return a page with its generated part replaced.
+def with_part(page: str, part: str, first: str = BEGIN, last: str = END) -> str:
+    """Return a page whose part between the lines `first` and `last` is replaced.
 
     Raises:
         ValueError: It has no place for it.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"the page needs the lines {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n{part}\n{END}{after}"
+        raise ValueError(f"the page needs the lines {first!r} and {last!r}")
+    return f"{before}{first}\n{part}\n{last}{after}"
 
 
 def tasks(measured: dict[str, Any]) -> str:
