@@ -6,7 +6,9 @@ are real.  Nothing here has a route to anywhere else.
 
 from __future__ import annotations
 
+import re
 import socket
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -573,3 +575,18 @@ def _forwards(host: Namespace, link: str) -> str:
 
 
 _TABLE = rules_.table_name(PLAN)
+
+
+def test_no_rule_has_the_kernel_swap_more_bytes_than_there_are() -> None:
+    table = rules_.build(Plan(), PORT, PORT + 1)
+    with Namespace() as apart:
+        done = apart.run(
+            lambda: subprocess.run(
+                ["nft", "--debug=netlink", "--check", "--file", "-"],  # noqa: S607 - a need of ours
+                input=table, capture_output=True, text=True, check=True,
+            )
+        )  # fmt: skip
+
+    swapped = re.findall(r"byteorder reg \d+ = hton\(reg \d+, (\d+), (\d+)\)", done.stdout)
+    assert swapped, "nft says nothing of what it asks the kernel"
+    assert all(int(of) % int(bytes_) == 0 for bytes_, of in swapped)
