@@ -117,19 +117,23 @@ def measure(
         possible_cpus: For how many processors the helper machine's kernel makes room.
 
     Raises:
-        InvalidRequest: So many processors are asked of this host, or of no kernel; or this host
-            is to be set otherwise.
+        InvalidRequest: So many processors are asked of this host, or of no kernel; this host
+            is to be set otherwise, or more than that is asked for.
         ForkdError: Something is missing, or the measuring failed.
     """
+    parts = chosen[1].split(",") if chosen[:1] == ["--only"] else []
+    of_host = "host" in parts
+    if of_host and len(parts) > 1:
+        raise InvalidRequest("the part host is measured alone, in two machines", field="only")
     with _progress() as bar:
         for each in images:
             build_image(each, lambda step: bar.tell(step.message, None))
         bar.tell("looking for a usable KVM", None)
         reason = why_not_native()
-        if reason is None and "host" in ",".join(chosen).split(","):
+        if of_host and reason is None:
             raise InvalidRequest(
-                "the part host loads KVM anew and remounts cgroups: it is for the helper machine, "
-                "and here the measuring is on this host",
+                "the part host remounts cgroups: it is for the helper machine, and here the "
+                "measuring is on this host",
                 field="only",
             )
         if reason is None and possible_cpus is not None:
@@ -141,14 +145,22 @@ def measure(
             place, work = "this host", tempfile.gettempdir()
         else:
             place, work = PLACE_HELPER, WORK_HELPER
-        follower = _Follower(bar.tell)
         command = [*_command(images[0], place, work), *chosen]
         if reason is None:
+            follower = _Follower(bar.tell)
             _run_here(command, follower)
-        else:
-            with _helper(lambda text: bar.tell(text, None), possible_cpus) as machine:
-                _run_inside(machine, command, follower)
-    return follower.result()
+            return follower.result()
+
+        def run_in_helper(*, tuned: bool) -> dict[str, Any]:
+            told = _Follower(bar.tell)
+            boot = _helper(lambda text: bar.tell(text, None), possible_cpus, tuned=tuned)
+            with boot as machine:
+                _run_inside(machine, command, told)
+            return told.result()
+
+        if not of_host:
+            return run_in_helper(tuned=True)
+        return tuning.joined(run_in_helper(tuned=False), run_in_helper(tuned=True))
 
 
 def _command(recipe: Path, place: str, work: str) -> list[str]:
@@ -194,10 +206,13 @@ def _run_inside(machine: Machine, command: list[str], follower: _Follower) -> No
 
 
 @contextmanager
-def _helper(tell: Callable[[str], object], possible_cpus: int | None = None) -> Iterator[Machine]:
+def _helper(
+    tell: Callable[[str], object], possible_cpus: int | None = None, *, tuned: bool = True
+) -> Iterator[Machine]:
     """Boot a machine that nothing else disturbs; it is gone afterwards, its disk too."""
     with tempfile.TemporaryDirectory(prefix="forkd-bench-machine-") as folder:
-        config = replace(in_machine.checkout_config(), possible_cpus=possible_cpus)
+        config = in_machine.checkout_config()
+        config = replace(config, possible_cpus=possible_cpus, tuned=tuned)
         machine = Machine.start(Path(folder), config, progress=tell)
         try:
             yield machine

@@ -1,8 +1,9 @@
 """What settings of the host and of KVM are worth to a fork: the part `host`.
 
 One snapshot is forked under each setting in turn, again and again, in one machine: one fork, many
-times, and a hundred at once.  Between turns the cgroups are mounted anew, KVM is loaded anew, and a
-zygote is started; so this is for a machine of the run's own, never for a host that others use.
+times, and a hundred at once.  Between turns the cgroups are mounted anew and a zygote is started:
+this is for a machine of the run's own, never for a host that others use.  `kvm.nx_huge_pages=never`
+cannot be taken back, so a machine without it is booted first, and then one with it.
 """
 
 from __future__ import annotations
@@ -55,11 +56,10 @@ SETTINGS = {
     "plain": Setting(),
     "favordynmods": Setting(favordynmods=True),
     "prefault": Setting(prefault=True),
+    "favordynmods_prefault": Setting(favordynmods=True, prefault=True),
     "never": Setting(never=True),
-    "both": Setting(favordynmods=True, never=True),
-    "all": Setting(favordynmods=True, never=True, prefault=True),
+    "never_prefault": Setting(never=True, prefault=True),
 }
-"""In an order in which KVM is loaded anew twice a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Plan:
 
     def steps(self) -> int:
         """How many steps are told of."""
-        return self.rounds * len(SETTINGS)
+        return self.rounds * len(here())
 
 
 FULL = Plan(rounds=7, singles=9)
@@ -110,7 +110,7 @@ async def measure(baked: bed.Baked, teller: Teller, *, quick: bool) -> Json:
     """
     plan = QUICK if quick else FULL
     offered = is_offered(withheld.PRE_FAULT_MEMORY)
-    settings = {name: each for name, each in SETTINGS.items() if offered or not each.prefault}
+    settings = {name: each for name, each in here().items() if offered or not each.prefault}
     samples = {name: Samples() for name in settings}
     programs = {
         hidden: withholding(baked.settings.vmm, baked.settings.run_dir, hidden)
@@ -212,16 +212,22 @@ def withholding(program: Path, folder: Path, extension: int) -> Path:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Have cgroups and KVM after the block as they were before."""
-    before = Setting(favordynmods=is_favoring(), never=nx_huge_pages() == "never")
+    """Have cgroups after the block as they were before."""
+    before = Setting(favordynmods=is_favoring())
     try:
         yield
     finally:
         apply(before)
 
 
+def here() -> dict[str, Setting]:
+    """Return the settings that this machine can have, by their names."""
+    never = nx_huge_pages() == "never"
+    return {name: each for name, each in SETTINGS.items() if each.never == never}
+
+
 def apply(setting: Setting) -> None:
-    """Set the host; no machine may be there.
+    """Mount cgroups as a setting says.
 
     Raises:
         HostError: It cannot be set so.
@@ -233,13 +239,6 @@ def apply(setting: Setting) -> None:
         run("mount", "-t", "cgroup2", "-o", ",".join(words), "cgroup2", str(CGROUPS))
         if is_favoring() != setting.favordynmods:
             raise HostError(f"the kernel does not change favordynmods of {CGROUPS}")
-    if (nx_huge_pages() == "never") != setting.never:
-        vendor = next(name for name in ("kvm_amd", "kvm_intel") if (MODULES / name).exists())
-        run("modprobe", "-r", vendor, "kvm")
-        run("modprobe", "kvm", *(["nx_huge_pages=never"] if setting.never else []))
-        run("modprobe", vendor)
-        if (nx_huge_pages() == "never") != setting.never:
-            raise HostError("KVM does not take nx_huge_pages=never")
 
 
 def is_favoring() -> bool:
@@ -255,8 +254,11 @@ def mount_options() -> list[str]:
 
 
 def nx_huge_pages() -> str:
-    """Return how KVM keeps huge pages from being executed."""
-    return (MODULES / "kvm" / "parameters" / "nx_huge_pages").read_text(encoding="ascii").strip()
+    """Return how KVM keeps huge pages from being executed; nothing where there is no KVM."""
+    try:
+        return (MODULES / "kvm/parameters/nx_huge_pages").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def run(*command: str) -> None:
@@ -266,6 +268,13 @@ def run(*command: str) -> None:
         HostError: It did not.
     """
     process.run(command, timeout_s=COMMAND_TIMEOUT_S)
+
+
+def joined(plain: Json, tuned: Json) -> Json:
+    """Return the figures of two machines as those of one run."""
+    settings = plain["host"]["settings"] | tuned["host"]["settings"]
+    repeated = plain["rounds_repeated"] + tuned["rounds_repeated"]
+    return {**plain, "rounds_repeated": repeated, "host": {**plain["host"], "settings": settings}}
 
 
 def publish(bench: Json, path: Path) -> None:

@@ -25,16 +25,17 @@ END = "<!-- End of what tools/gen_host_times.py generates -->\n"
 SETTINGS = (
     ("as distributions set it", "plain"),
     ("cgroups with `favordynmods`", "favordynmods"),
+    ("`KVM_PRE_FAULT_MEMORY`", "prefault"),
+    ("`favordynmods` and `KVM_PRE_FAULT_MEMORY`", "favordynmods_prefault"),
     ("`kvm.nx_huge_pages=never`", "never"),
-    ("both", "both"),
-    ("`KVM_PRE_FAULT_MEMORY` alone", "prefault"),
-    ("all three", "all"),
+    ("`never` and `KVM_PRE_FAULT_MEMORY`", "never_prefault"),
 )
 """The rows, and the setting of each."""
 
 MACHINE = (
     "Medians; in brackets the quarters below and above. Machine: {place}, {cpus}, Linux {kernel}, "
-    "{day}; {rounds} rounds in which the settings take turns, by "
+    "{day}; {rounds} rounds in which the settings take turns, those with `never` in a second "
+    "machine after the first, by "
     '`FORKD_MACHINE_KERNEL=6.12 make bench ARGS="--only host"`. The helper machine emulates its '
     "processor: **compare the figures with each other, not with your host**."
 )

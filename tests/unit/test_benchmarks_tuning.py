@@ -66,31 +66,23 @@ def test_a_program_from_which_an_extension_is_hidden_gets_its_arguments(tmp_path
 
 
 class Kernel:
-    """Files that say how cgroups are mounted and KVM is loaded, and programs that change them."""
+    """Files that say how cgroups are mounted and how KVM was loaded, and what mounts them anew."""
 
-    def __init__(self, folder: Path, *, takes_never: bool = True) -> None:
+    def __init__(self, folder: Path, *, never: bool = False, changes: bool = True) -> None:
         self.mounts, self.modules = folder / "mounts", folder / "module"
-        self.parameter = self.modules / "kvm" / "parameters" / "nx_huge_pages"
-        self.parameter.parent.mkdir(parents=True)
-        (self.modules / "kvm_amd").mkdir()
-        self.parameter.write_text("never\n")
-        self.takes_never = takes_never
+        parameters = self.modules / "kvm" / "parameters"
+        parameters.mkdir(parents=True)
+        (parameters / "nx_huge_pages").write_text("never\n" if never else "N\n")
         self.mount("rw,nsdelegate,favordynmods")
-        self.loaded: list[tuple[str, ...]] = []
+        self.changes = changes
 
     def mount(self, options: str) -> None:
         self.mounts.write_text(f"cgroup2 {tuning.CGROUPS} cgroup2 {options} 0 0\n")
 
     def run(self, *command: str) -> None:
         match command:
-            case ("mount", "-t", "cgroup2", "-o", options, "cgroup2", _):
+            case ("mount", "-t", "cgroup2", "-o", options, "cgroup2", _) if self.changes:
                 self.mount(options.removeprefix("remount,"))
-            case ("modprobe", "kvm", *words):
-                never = words == ["nx_huge_pages=never"] and self.takes_never
-                self.parameter.write_text("never\n" if never else "N\n")
-                self.loaded.append(command)
-            case ("modprobe", *_):
-                self.loaded.append(command)
 
 
 def on(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,32 +94,35 @@ def on(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_machine_is_set_as_wanted_and_afterwards_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = Kernel(tmp_path)
-    on(kernel, monkeypatch)
+    on(Kernel(tmp_path), monkeypatch)
 
     with tuning.restored():
-        for setting in tuning.SETTINGS.values():
+        for setting in tuning.here().values():
             tuning.apply(setting)
             assert tuning.is_favoring() == setting.favordynmods
-            assert (tuning.nx_huge_pages() == "never") == setting.never
         tuning.apply(tuning.Setting())
 
     assert tuning.mount_options() == ["rw", "nsdelegate", "favordynmods"]
-    assert tuning.nx_huge_pages() == "never"
-    assert kernel.loaded[:3] == [
-        ("modprobe", "-r", "kvm_amd", "kvm"), ("modprobe", "kvm"), ("modprobe", "kvm_amd"),
-    ]  # fmt: skip
+
+
+def test_each_setting_is_one_of_either_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(Kernel(tmp_path / "stock"), monkeypatch)
+    stock = set(tuning.here())
+    on(Kernel(tmp_path / "tuned", never=True), monkeypatch)
+
+    assert stock | set(tuning.here()) == set(tuning.SETTINGS)
+    assert not stock & set(tuning.here())
 
 
 def test_a_machine_that_cannot_be_set_so_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = Kernel(tmp_path, takes_never=False)
-    on(kernel, monkeypatch)
-    tuning.apply(tuning.Setting(favordynmods=True))
+    on(Kernel(tmp_path, changes=False), monkeypatch)
 
-    with pytest.raises(HostError, match="nx_huge_pages=never"):
-        tuning.apply(tuning.Setting(favordynmods=True, never=True))
+    with pytest.raises(HostError, match="favordynmods"):
+        tuning.apply(tuning.Setting())
 
 
 def measured(*, offered: bool) -> Json:
@@ -141,12 +136,13 @@ def measured(*, offered: bool) -> Json:
             samples.mappings.append(40)
             samples.stages.setdefault("build", []).append(each)
             samples.stages.setdefault("agent", []).append(each)
-        samples.faults = [318] if name != "all" else []
+        samples.faults = [318] if name != "never" else []
         settings[name] = samples.figures()
     host = {"width": 100, "rounds": 7, "singles": 63, "prefault_offered": offered}
     return {
         "machine": machine("a test") | {"cpus": 1, "kernel": "6.12"},
         "started_at": "2026-11-28T04:00:00",
+        "rounds_repeated": 1,
         "host": {**host, "settings": settings},
     }
 
@@ -167,6 +163,19 @@ def test_the_figures_are_shown_and_become_a_table_of_a_page(
     )
     assert favoring.startswith("| cgroups with `favordynmods` | 1,000 ms (500 to 1,500) | 0.50 |")
     assert "Linux 6.12, 2026-11-28; 7 rounds" in table.replace("\n", " ")
+
+
+def test_the_figures_of_two_machines_are_those_of_one_run() -> None:
+    stock, tuned = measured(offered=True), measured(offered=True)
+    for bench, never in ((stock, False), (tuned, True)):
+        for name, setting in tuning.SETTINGS.items():
+            if setting.never != never:
+                del bench["host"]["settings"][name]
+
+    both = tuning.joined(stock, tuned)
+
+    assert set(both["host"]["settings"]) == set(tuning.SETTINGS)
+    assert both["rounds_repeated"] == 2
 
 
 def test_a_run_without_one_of_the_settings_is_not_published(tmp_path: Path) -> None:

@@ -103,6 +103,13 @@ def test_settings_survive_the_shell_that_reads_them() -> None:
     assert shlex.split(text.splitlines()[-1]) == ["EXECUTOR=/s/r/c/e'x.py"]
 
 
+def test_a_machine_is_told_whether_it_is_tuned() -> None:
+    for tuned, said in ((True, "TUNED=yes"), (False, "TUNED=''")):
+        config = replace(CONFIG, tuned=tuned)
+        text = qemu.settings(config, python=Path("/p"), executor=Path("/s/r/c/x.py"))
+        assert said in text.splitlines()
+
+
 def test_what_the_executor_runs_from_is_kept_only_below_tmp() -> None:
     python, executor = Path("/tmp/v/bin/python"), Path("/tmp/c/src/forkd/executor.py")
 

@@ -153,6 +153,8 @@ class MachineConfig:
         qemu: The program that runs it.
         possible_cpus: Processors that its kernel makes room for, as that of a larger host does;
             None for those it has.
+        tuned: Whether its KVM and cgroups are set so that forks do not wait for the kernel, as
+            docs/explanation/spawn.md advises; only who measures that wants another machine.
     """
 
     kernel: Path
@@ -168,6 +170,7 @@ class MachineConfig:
     counter_khz: int | None = field(default_factory=counter_khz)
     qemu: str = field(default_factory=default_qemu)
     possible_cpus: int | None = None
+    tuned: bool = True
 
     @property
     def cpu_count(self) -> int:

@@ -171,6 +171,7 @@ def settings(config: MachineConfig, *, python: Path, executor: Path) -> str:
         "SYSCTLS": " ".join(SYSCTLS),
         "PYTHON": str(python),
         "KEPT": "".join(f"{folder}\n" for folder in kept),
+        "TUNED": "yes" if config.tuned else "",
         "EXECUTOR": str(executor),
     }
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())

@@ -27,7 +27,7 @@ echo "$KEPT" | while IFS= read -r folder && [ -n "$folder" ]; do
     bb mount -o bind "/run/forkd-machine/kept$folder" "$folder" || fail "keep $folder"
 done
 # Else each fork waits for a grace period: docs/explanation/spawn.md.  Since Linux 6.0.
-bb mount -t cgroup2 -o favordynmods cgroup2 /sys/fs/cgroup ||
+{ [ -n "$TUNED" ] && bb mount -t cgroup2 -o favordynmods cgroup2 /sys/fs/cgroup; } ||
     bb mount -t cgroup2 cgroup2 /sys/fs/cgroup || fail "mount cgroup2"
 for controller in $(bb cat /sys/fs/cgroup/cgroup.controllers); do
     echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control
@@ -72,7 +72,7 @@ for module in $MODULES; do
 done
 [ -e /dev/kvm ] && bb chmod 666 /dev/kvm
 # KVM then makes no thread for each guest.  Kernels that do not know the word refuse it.
-if [ -e "$NX_HUGE_PAGES" ] && bb grep -q "Not affected" "$MULTIHIT"; then
+if [ -n "$TUNED" ] && [ -e "$NX_HUGE_PAGES" ] && bb grep -q "Not affected" "$MULTIHIT"; then
     echo never 2>/dev/null >"$NX_HUGE_PAGES"
 fi
 bb mkdir -p /dev/net && [ -e /dev/net/tun ] && bb chmod 666 /dev/net/tun
