@@ -133,7 +133,7 @@ test-machine: build test-setup ## Functional tests in the helper machine; K=word
 
 # What depends on the kind of processor: its registers, timers and clocks, and the calls that are allowed.
 ON_INTEL := $(addprefix tests/functional/test_,vmm.py branch_vmm.py fork_processor.py branch_reset.py \
-            fork_correctness.py reset_time.py) tests/security/test_jail.py tests/security/test_seccomp.py
+            fork_correctness.py reset_time.py large_machines.py) tests/security/test_jail.py tests/security/test_seccomp.py
 
 test-intel: build test-setup ## Tests on a processor of Intel's, which Bochs emulates; K=word selects, ARGS=… others
 	@$(BIN)/python -m tests.intel.run $(if $(K),-k '$(K)') $(or $(ARGS),$(ON_INTEL))

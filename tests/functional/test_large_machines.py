@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.support.bakes import Bakes
     from tests.support.real_host import RealHost
 
-pytestmark = [REAL, pytest.mark.asyncio, pytest.mark.timeout(1800), pytest.mark.soak(only=True)]
+pytestmark = [REAL, pytest.mark.asyncio, pytest.mark.timeout(1800)]
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -38,6 +38,9 @@ HIGH_FRAME = 32 * GIB // 4096
 DEADLINE_S = 300.0
 
 
+# Not under QEMU, which forgets an interrupt now and then (docs/adr/0003-helper-machine.md): of two
+# runs there, one ended with a CPU that nobody woke; eight branches on Bochs had none.
+@pytest.mark.needs("invariant-tsc")
 async def test_32_cpus_work_in_a_fork_a_branch_and_after_a_reset(
     tmp_path: Path, bakes: Bakes
 ) -> None:
@@ -54,6 +57,7 @@ async def test_32_cpus_work_in_a_fork_a_branch_and_after_a_reset(
         await host.clear()
 
 
+@pytest.mark.soak(only=True)
 async def test_64_gib_are_stored_forked_and_branched_as_far_as_they_were_touched(
     tmp_path: Path, bakes: Bakes
 ) -> None:
