@@ -67,15 +67,16 @@ Architecture: {architecture}
 Maintainer: {maintainer}
 Installed-Size: {size_kib}
 Pre-Depends: init-system-helpers (>= 1.54~)
-Depends: python{python}, libc6 (>= 2.36), passwd, nftables, e2fsprogs
+Depends: python3, python{python}, libc6 (>= 2.36), passwd, nftables, e2fsprogs
 Recommends: mmdebstrap, skopeo
 Suggests: qemu-system-x86
 Section: admin
 Priority: optional
 Description: fork(2) for virtual machines
- forkd runs untrusted code in virtual machines that start in milliseconds: each is
- a fork of a warm one, and shares its memory. This package has the daemon as a
- service of systemd, the command line, the virtual machine monitor and recipes.
+ forkd runs untrusted code in virtual machines that start in milliseconds:
+ each is a fork of a warm one, and shares its memory. This package has the
+ daemon as a service of systemd, the command line, the virtual machine
+ monitor and recipes.
 """
 
 SCRIPT = """\
@@ -208,7 +209,7 @@ def _add_programs(top: Path, python: str) -> None:
     folder, names = home / "bin", top / "usr/bin"
     for each in (folder, names):
         each.mkdir(parents=True, mode=0o755)
-    (folder / "python3").symlink_to(f"/usr/bin/python{python}")
+    (folder / "python3").symlink_to(f"../../../bin/python{python}")
     modules = {"forkd": "forkd.cli.__main__", "forkd-daemon": "forkd.daemon.__main__"}
     for name, module in modules.items():
         (folder / name).write_text(SCRIPT.format(home=HOME, module=module), encoding="utf-8")

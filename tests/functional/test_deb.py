@@ -45,8 +45,7 @@ network_slots = 0
 disk_reserve_mib = 16
 """
 
-REAL_SETTINGS = 'cgroups = "off"\ndisk_reserve_mib = 16\n'
-"""A namespace of cgroups below a test's has no controllers to give."""
+REAL_SETTINGS = "disk_reserve_mib = 16\n"
 
 UNITS = ("forkd.socket", "forkd.service")
 
@@ -140,7 +139,8 @@ async def test_the_package_is_installed_upgraded_removed_and_purged(
 ) -> None:
     with machine_with(kind, request) as installed:
         machine = installed.machine
-        assert [machine.shown(unit, "ActiveState") for unit in UNITS] == ["active", "active"]
+        states = [machine.shown(unit, "ActiveState") for unit in UNITS]
+        assert states == ["active", "active"], machine.run("journalctl -u forkd --no-pager")
         assert [machine.run(f"systemctl is-enabled {unit}") for unit in UNITS] == ["enabled\n"] * 2
         assert machine.run("stat -c '%a %G' /run/forkd/forkd.sock") == "660 forkd\n"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SYSTEMD = "/usr/lib/systemd/systemd"
 
@@ -117,13 +117,15 @@ def systemd_root(
         notify=notify,
         systemd=SYSTEMD,
     )
-    with _group(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+    with _group() as leave, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(notify))
         manager.settimeout(BOOT_TIMEOUT_S)
         unshared = subprocess.Popen([*UNSHARE, "sh", "-c", script])  # noqa: S603 - a test's own
         try:
             while b"READY=1" not in manager.recv(4096):
                 pass
+            # A group whose processes are its own has none below it with controllers.
+            leave(os.getpid(), unshared.pid)
             manager.close()  # it says more; unread, that would make it wait (unix(7))
             children = Path(f"/proc/{unshared.pid}/task/{unshared.pid}/children")
             yield SystemdRoot(int(children.read_text()))
@@ -133,8 +135,11 @@ def systemd_root(
 
 
 @contextlib.contextmanager
-def _group() -> Iterator[None]:
-    """Have processes started within the block be in a cgroup of their own, removed at its end."""
+def _group() -> Iterator[Callable[..., None]]:
+    """Have processes started within the block be in a cgroup of their own, removed at its end.
+
+    Gives what moves processes out of it again.
+    """
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     root = Path(next(where for _, where, kind, *_ in mounts if kind == "cgroup2"))
     own = next(
@@ -146,10 +151,15 @@ def _group() -> Iterator[None]:
     group = root / f"forkd-test-{os.getpid()}"
     group.mkdir()
     (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    def leave(*pids: int) -> None:
+        for pid in pids:
+            (before / "cgroup.procs").write_text(str(pid))
+
     try:
-        yield
+        yield leave
     finally:
-        (before / "cgroup.procs").write_text(str(os.getpid()))
+        leave(os.getpid())
         (group / "cgroup.kill").write_text("1")
         _remove(group)
 
