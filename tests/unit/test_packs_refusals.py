@@ -247,6 +247,12 @@ def test_a_later_version_is_too_new(pack: bytes, tmp_path: Path) -> None:
     assert refuse(later, tmp_path).context["reason"] == "too_new"
 
 
+def test_a_version_that_there_never_was_is_no_pack(pack: bytes, tmp_path: Path) -> None:
+    changed = pack[:8] + struct.pack("<I", 0) + pack[12:]
+
+    assert refuse(changed, tmp_path).context["reason"] == "not_ours"
+
+
 def test_a_manifest_one_byte_too_long_is_refused_before_it_is_read(tmp_path: Path) -> None:
     length = limits.PACK_MANIFEST_BYTES_MAX
     head = framed(b"")[:12]

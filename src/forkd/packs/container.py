@@ -118,11 +118,10 @@ def read_head(source: Readable) -> Head:
     magic, version, length = _FIXED.unpack(fixed)
     if magic != MAGIC:
         raise PackError("this is no pack: it does not begin with FKDPACK", reason="not_ours")
+    if version > manifests.PACK_VERSION:
+        raise manifests.too_new(version)
     if version != manifests.PACK_VERSION:
-        raise PackError(
-            f"this pack has version {version}, and we read {manifests.PACK_VERSION}",
-            reason="too_new",
-        )
+        raise PackError(f"this is no pack: no pack has version {version}", reason="not_ours")
     if length > limits.PACK_MANIFEST_BYTES_MAX:
         raise PackError(
             f"the pack's manifest has {length} bytes, "

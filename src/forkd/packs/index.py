@@ -6,6 +6,7 @@ pack is, the pack says itself.  A file name in it is a name, never a path or ano
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from typing import Annotated, Literal
@@ -30,6 +31,10 @@ def _version(text: str) -> str:
 
 Version = Annotated[str, AfterValidator(_version)]
 FileName = Annotated[str, Field(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}\z")]
+
+
+INDEX_VERSION = 1
+"""The only version of an index that is read and written."""
 
 
 class _Part(BaseModel):
@@ -108,14 +113,25 @@ def parse(raw: bytes) -> Index:
     """Read an index from anywhere.
 
     Raises:
-        PackError: It is malformed, too long, or names what it must not.
+        PackError: It is of a later version, malformed, too long, or names what it must not.
     """
     if len(raw) > limits.INDEX_BYTES_MAX:
         raise PackError(f"the index is longer than {limits.INDEX_BYTES_MAX} bytes", reason="limit")
     try:
+        said = json.loads(raw)
+        version = said.get("version") if isinstance(said, dict) else None
+        if isinstance(version, int) and version > INDEX_VERSION:
+            raise PackError(
+                f"the index has version {version}, and this forkd reads {INDEX_VERSION}: use a "
+                "later forkd",
+                reason="too_new",
+                version=version,
+            )
         return Index.model_validate_json(raw)
     except ValidationError as error:
         raise PackError(f"the index is refused: {complaint(error)}", reason="index") from None
+    except (ValueError, RecursionError):
+        raise PackError("the index is refused: it is no JSON", reason="index") from None
 
 
 def file_name(name: str, digest: str) -> str:

@@ -319,9 +319,7 @@ def parse(raw: bytes) -> PackManifest:
         said = json.loads(raw)
         version = said.get("version") if isinstance(said, dict) else None
         if isinstance(version, int) and version > PACK_VERSION:
-            raise PackError(
-                f"this pack has version {version}, and we read {PACK_VERSION}", reason="too_new"
-            )
+            raise too_new(version)
         manifest = PackManifest.model_validate_json(raw)
     except ValidationError as error:
         raise PackError(
@@ -332,6 +330,16 @@ def parse(raw: bytes) -> PackManifest:
     _check_chain(manifest)
     _check_files(manifest)
     return manifest
+
+
+def too_new(version: int) -> PackError:
+    """Return the refusal of a pack of a later version."""
+    return PackError(
+        f"this pack has version {version}, and this forkd reads {PACK_VERSION}: unpack it with a "
+        "later forkd, or push the snapshot again with this one",
+        reason="too_new",
+        version=version,
+    )
 
 
 def complaint(error: ValidationError) -> str:

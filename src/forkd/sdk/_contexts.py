@@ -3,7 +3,8 @@
 They are in `forkd/contexts.json` in `XDG_CONFIG_HOME` (else `~/.config`), which its owner alone can
 read because it holds tokens:
 
-    {"current": "ci", "contexts": {"ci": {"url": "https://ci.example.com:8889", "token": "…"}}}
+    {"version": 1, "current": "ci",
+     "contexts": {"ci": {"url": "https://ci.example.com:8889", "token": "…"}}}
 
 The name `local` always exists: the daemon that `forkd up` started on this host.
 """
@@ -28,6 +29,9 @@ CONTEXTS_MAX = 100
 
 CONTEXTS_BYTES_MAX = 1024 * 1024
 """Longest file of contexts that is read."""
+
+CONTEXTS_VERSION = 1
+"""Latest version of the file that is read, and the one that is written."""
 
 CONTEXT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -129,6 +133,7 @@ class Contexts:
         """
         path = contexts_file()
         members = {
+            "version": CONTEXTS_VERSION,
             "current": self.current,
             "contexts": {
                 name: {key: value for key, value in asdict(each).items() if value is not None}
@@ -162,12 +167,13 @@ def load() -> Contexts:
     """Return the user's contexts.
 
     Raises:
-        InvalidRequest: The file is damaged.
+        InvalidRequest: The file is damaged, or of a later version.
     """
     path = contexts_file()
     try:
         with path.open(encoding="utf-8") as file:
             said = json.loads(file.read(CONTEXTS_BYTES_MAX))
+        _check_version(path, said.get("version", CONTEXTS_VERSION))
         known = {str(name): Context(**each) for name, each in said["contexts"].items()}
         current = said.get("current")
         return Contexts(None if current is None else str(current), known)
@@ -177,6 +183,16 @@ def load() -> Contexts:
         raise InvalidRequest(
             f"{path} does not hold contexts ({error}); remove it and add them anew"
         ) from error
+
+
+def _check_version(path: Path, version: object) -> None:
+    if not isinstance(version, int):
+        raise TypeError("its version is no number")
+    if version > CONTEXTS_VERSION:
+        raise InvalidRequest(
+            f"{path} has version {version}, and this forkd reads {CONTEXTS_VERSION}: use a later "
+            "forkd, or name the daemon by FORKD_URL and FORKD_TOKEN"
+        )
 
 
 def chosen(name: str | None = None) -> Context | None:

@@ -84,9 +84,15 @@ class Vault:
         """Return a value that is on the disk.
 
         Raises:
-            StoreError: It was sealed with another key, or as another secret.
+            StoreError: It was sealed by a later forkd, with another key, or as another secret.
         """
         version, nonce, rest = sealed[:1], sealed[1:_HEAD_BYTES], sealed[_HEAD_BYTES:]
+        if version > _VERSION:
+            raise StoreError(
+                f"the secret {secret.name} is stored in version {version[0]}, and this forkd reads "
+                f"{_VERSION[0]}: start the forkd that wrote it, or a later one",
+                reason="too_new",
+            )
         try:
             if version != _VERSION:
                 rest = b""  # which no key opens

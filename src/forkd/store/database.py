@@ -89,6 +89,7 @@ class Database:
         self._reading_lock = threading.Lock()
         self._durable = True  # as `_prepare` leaves it
         with _as_store_error():
+            _check_version(path)
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
@@ -210,13 +211,6 @@ class Database:
         self._connection.execute(_DURABLE)
         self._connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"the database {self._path} has version {version}, and this forkd reads up to "
-                f"{SCHEMA_VERSION}: start the forkd that wrote it, or a later one",
-                reason="too_new",
-                version=version,
-            )
         self.was_version = version
         if version < SCHEMA_VERSION:
             steps = "".join(MIGRATIONS[version:])
@@ -276,6 +270,29 @@ class Database:
                 yield self._reader
             finally:
                 self._reader.execute("ROLLBACK")
+
+
+def _check_version(path: Path) -> None:
+    """Return if we can read the database, or there is none; a later one is left as it is.
+
+    It is opened to read only: to open it to write would already change files of its writer.
+
+    Raises:
+        StoreError: It is of a later version.
+    """
+    try:
+        connection = _open_to_read(path)
+    except sqlite3.OperationalError:
+        return  # there is no such file yet, or opening it to write says why not
+    with contextlib.closing(connection):
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"the database {path} has version {version}, and this forkd reads up to "
+            f"{SCHEMA_VERSION}: start the forkd that wrote it, or a later one",
+            reason="too_new",
+            version=version,
+        )
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:

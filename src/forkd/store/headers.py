@@ -75,7 +75,8 @@ def read_header(path: Path, magic: Magic) -> Header:
     if blake3(raw[:_CHECKED_BYTES]).digest()[:_CHECK_BYTES] != check:
         _refuse("damaged", path, "its header does not match its own digest")
     if version > magic.version:
-        _refuse("too_new", path, f"it has version {version}, and we read {magic.version}")
+        why = f"it has version {version}, and we read {magic.version}"
+        _refuse("too_new", path, f"{why}; start a later forkd, or bake the snapshot again")
     if version < 1 or reserved:
         _refuse("damaged", path, "its header holds impossible values")
     if version < magic.version:

@@ -181,8 +181,10 @@ def _parse(name: str, raw: bytes) -> Manifest:
         version = value.get("version") if isinstance(value, dict) else None
         if isinstance(version, int) and version > MANIFEST_VERSION:
             raise StoreError(
-                f"the manifest of {name} has version {version}, and we read up to "
-                f"{MANIFEST_VERSION}"
+                f"the manifest of {name} has version {version}, and this forkd reads up to "
+                f"{MANIFEST_VERSION}: start a later forkd, or bake the snapshot again",
+                reason="too_new",
+                version=version,
             )
         manifest = Manifest.model_validate_json(raw)
         _check_parent(manifest)
