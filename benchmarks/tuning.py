@@ -74,7 +74,7 @@ class Plan:
         return self.rounds * len(here())
 
 
-FULL = Plan(rounds=7, singles=9)
+FULL = Plan(rounds=5, singles=7)
 QUICK = Plan(rounds=2, singles=3)
 
 
