@@ -3,12 +3,13 @@
     python -m tools.deb                     into build/deb; what `make deb` runs
     python -m tools.deb FOLDER              into another folder
     python -m tools.deb --version 0.0.9     under another version, for tests of upgrades
-    python -m tools.deb --python 3.13       for another Python than the one that runs this
+    python -m tools.deb --python 3.13       for Debian 13, whose Python that is
 
 The package installs without a package index.  It has, in /usr/lib/forkd, what `python -m venv` and
 pip would make there: the wheel with its extra `daemon` and all that this needs, at the versions and
 digests of requirements.lock.  Compiled packages are for one version of Python, and so is the
-Debian package, which depends on it: 3.11 is Debian 12's, 3.13 is Debian 13's.
+Debian package, which depends on it, whichever Python builds it.  Bytecode is compiled when the
+package is installed, as Debian does with its own.
 
 Times in it are that of the commit, or `SOURCE_DATE_EPOCH`.  debhelper would bring nothing that is
 not here: there is nothing to compile, and the maintainer scripts are in packaging/debian.
@@ -17,11 +18,9 @@ not here: there is nothing to compile, and the maintainer scripts are in packagi
 from __future__ import annotations
 
 import argparse
-import compileall
 import gzip
 import hashlib
 import os
-import py_compile
 import re
 import shutil
 import stat
@@ -46,7 +45,10 @@ PACKAGE, ARCHITECTURE = "forkd", "amd64"
 HOME = Path("usr/lib/forkd")
 """Where the package has its Python packages and programs."""
 
-OURS = f"{sys.version_info.major}.{sys.version_info.minor}"
+RELEASES = {"3.11": "deb12", "3.13": "deb13"}
+"""Of Debian, by their versions of Python; each is the end of a package's version."""
+
+DEBIAN_12 = "3.11"
 
 PLATFORMS = (
     "manylinux_2_17",
@@ -121,7 +123,7 @@ def main() -> int:
     )
     parser.add_argument("folder", nargs="?", type=Path, default=DEBS)
     parser.add_argument("--version", help="of the package, if it is not the wheel's")
-    parser.add_argument("--python", default=OURS, help="the version of Python it is for")
+    parser.add_argument("--python", default=DEBIAN_12, help="the version of Python it is for")
     asked = parser.parse_args()
     try:
         wheels = sorted(DIST.glob("*x86_64.whl"))
@@ -135,7 +137,7 @@ def main() -> int:
 
 
 def build(
-    wheels: list[Path], folder: Path, *, python: str = OURS, version: str | None = None
+    wheels: list[Path], folder: Path, *, python: str = DEBIAN_12, version: str | None = None
 ) -> Path:
     """Build the package of the last wheel into a folder, and return its path.
 
@@ -152,8 +154,8 @@ def build(
     if not re.fullmatch(r"[0-9][A-Za-z0-9.+~]*", number):
         raise CannotBuild(f"{number!r} is no version of a Debian package")
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or output("git", "log", "-1", "--format=%ct"))
-    name = PACKAGE if python == OURS else f"{PACKAGE}-python{python}"
-    target = folder.resolve() / f"{name}_{number}_{ARCHITECTURE}.deb"
+    number += f"+{RELEASES.get(python, f'py{python}')}"
+    target = folder.resolve() / f"{PACKAGE}_{number}_{ARCHITECTURE}.deb"
     with tempfile.TemporaryDirectory(prefix="forkd-deb-") as scratch:
         top = Path(scratch) / "root"
         top.mkdir(mode=0o755)
@@ -192,14 +194,6 @@ def _install(wheel: Path, top: Path, python: str) -> None:
         lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
         record.write_text("".join(each for each in lines if path.name not in each), "utf-8")
         path.unlink()
-    if python == OURS:
-        compileall.compile_dir(
-            packages,
-            stripdir=str(top),
-            prependdir="/",
-            quiet=1,
-            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-        )
 
 
 def _add_programs(top: Path, python: str) -> None:

@@ -9,7 +9,7 @@
 The folder then has
 
     forkd_vm-<version>*.whl, .tar.gz   the Python package: for hosts, for clients, and as source
-    forkd_<version>_amd64.deb          the Debian package of the wheel for hosts
+    forkd_<version>+deb*_amd64.deb     the wheel for hosts as a package of Debian 12 and 13
     forkd-<version>-x86_64-linux.tar.gz   the static programs
     requirements.txt                   the wheel for hosts and all that it needs, with digests
     python.cdx.json, programs.cdx.json what is in them, as CycloneDX
@@ -108,7 +108,8 @@ def release(folder: Path | None, *, dirty: bool, with_deb: bool = True) -> list[
     target = _empty(folder)
     _build_packages(target, epoch)
     if with_deb:
-        deb.build(sorted(target.glob("*x86_64.whl")), target)
+        for python in deb.RELEASES:
+            deb.build(sorted(target.glob("*x86_64.whl")), target, python=python)
     _write_programs(target / f"forkd-{number}-x86_64-linux.tar.gz", f"forkd-{number}", epoch)
     _write_lists(target, number, epoch)
     day = datetime.fromtimestamp(epoch, UTC).date()

@@ -87,7 +87,9 @@ class Installed:
 
 
 def package() -> Path:
-    return max((ROOT / "build/deb").glob("forkd_*.deb"), key=lambda path: path.stat().st_mtime)
+    return max(
+        (ROOT / "build/deb").glob("forkd_*+deb12_*.deb"), key=lambda path: path.stat().st_mtime
+    )
 
 
 def older(folder: Path, version: str) -> Path:

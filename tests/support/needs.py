@@ -128,7 +128,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "prometheus": has_program("prometheus"),
     "minisign": has_program("minisign"),
     "release-tools": (ROOT / "build" / "release-tools" / "cyclonedx_py").exists,
-    "deb": lambda: any((ROOT / "build" / "deb").glob("forkd_*.deb")),
+    "deb": lambda: any((ROOT / "build" / "deb").glob("forkd_*+deb12_*.deb")),
     "man": has_program("man"),
     "network": has_network,
 }
