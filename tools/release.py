@@ -2,7 +2,8 @@
 
     python -m tools.release            into build/release; what `make release` runs
     python -m tools.release FOLDER     into a folder that is empty, or not there
-    python -m tools.release --dirty    although something is not committed; for trying
+    python -m tools.release --dirty    although something is not committed, and whatever fixture of
+                                       upgrades there is; for trying
     python -m tools.release --no-deb   without the Debian package, where dpkg-deb is missing
     python -m tools.release --version  print the version, if all manifests agree on it
 
@@ -100,10 +101,14 @@ def release(folder: Path | None, *, dirty: bool, with_deb: bool = True) -> list[
         CannotBuild: There can be no Debian package.
         CannotRelease: The folder is not empty, something is not committed, versions differ, a
             program is not built, or the key cannot sign.
+        Failed: The fixture for tests of upgrades is missing or of other formats, or a program
+            that is needed failed.
     """
     number = version()
     if not dirty and (changed := output("git", "status", "--porcelain")):
         raise CannotRelease(f"not committed (--dirty releases even so):\n{changed.rstrip()}")
+    if not dirty:  # whoever tries a release need not have the fixture of one
+        output(sys.executable, "-m", "tools.release_fixture", "--check")
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or output("git", "log", "-1", "--format=%ct"))
     target = _empty(folder)
     _build_packages(target, epoch)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tools import release, release_lock, sbom
+from tools.outputs import Failed
 from tools.release_notes import BadFragment, notes
 
 if TYPE_CHECKING:
@@ -49,6 +50,22 @@ def test_a_file_that_is_no_fragment_is_named(tmp_path: Path, name: str) -> None:
 def test_an_empty_fragment_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadFragment, match=r"a\.added\.md in changes is empty"):
         notes(write(tmp_path, a__added=" \n"), "0.1.0", DAY)
+
+
+def test_without_the_fixture_for_upgrades_there_is_no_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def output(*words: str) -> str:
+        if words[-2:] == ("tools.release_fixture", "--check"):
+            raise Failed("the fixture is missing")
+        return ""  # nothing is uncommitted
+
+    monkeypatch.setattr(release, "output", output)
+
+    with pytest.raises(Failed, match="the fixture is missing"):
+        release.release(tmp_path / "release", dirty=False)
+
+    assert not (tmp_path / "release").exists()
 
 
 def test_every_fragment_of_this_checkout_is_in_the_notes() -> None:
