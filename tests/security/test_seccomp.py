@@ -56,9 +56,16 @@ CALLS = [
 ]
 
 
+KVMS = "kvm-nx-lpage"
+"""A thread of each machine since Linux 6.14, unless `kvm.nx_huge_pages` is `never`: it is in the
+process, and runs code of the kernel alone."""
+
+
 def threads_of(pid: int) -> Iterator[tuple[str, ...]]:
-    """Give of each thread of a process what `SHOWN` says."""
+    """Give of each thread of a process what `SHOWN` says, but of the one that KVM has made."""
     for task in Path(f"/proc/{pid}/task").iterdir():
+        if (task / "comm").read_text().startswith(KVMS):
+            continue
         lines = (task / "status").read_text().splitlines()
         status = {name: rest.strip() for name, _, rest in (line.partition(":") for line in lines)}
         yield tuple(status[name] for name in SHOWN)
