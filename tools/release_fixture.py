@@ -216,6 +216,12 @@ def unpack(archive: bytes, folder: Path) -> None:
         packed.extractall(folder, filter="data")
 
 
+def names_in(folder: Path) -> dict[str, str]:
+    """Return what later tests must know of a fixture that is laid out."""
+    said: dict[str, str] = json.loads((folder / NAMES).read_text())
+    return said
+
+
 def shape(folder: Path) -> dict[str, Any]:
     """Return the formats of a fixture that is laid out: versions, tables and names of members.
 

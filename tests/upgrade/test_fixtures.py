@@ -49,8 +49,7 @@ def fixture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def lay_out(fixture: Path, host: FakeHost) -> dict[str, str]:
     """Give a host the state of a fixture; returns its names."""
     shutil.copytree(fixture / "state", host.settings.state_dir)
-    names: dict[str, str] = json.loads((fixture / release_fixture.NAMES).read_text())
-    return names
+    return release_fixture.names_in(fixture)
 
 
 async def fork_and_use(service: Host, tag: Tag) -> None:
