@@ -34,6 +34,7 @@ from forkd.service.uninstall import uninstall
 from forkd.service.vault import Vault
 from forkd.store.headers import Magic
 from forkd.store.manifest import MANIFEST_FILE, MANIFEST_VERSION
+from forkd.store.pending import PendingStore, Record
 from forkd.store.schema import SCHEMA_VERSION
 from tests.support.callers import CALLER
 from tests.support.service_host import TAG
@@ -152,6 +153,23 @@ async def test_a_snapshot_of_a_later_version_is_refused_by_name_and_kept_with_it
         assert await service.snapshots.tidy(CALLER) == ()
 
     assert {name: each for name, each in contents(state).items() if "/" in name} == kept
+
+
+def test_a_record_of_a_later_version_is_left_alone_and_a_damaged_one_is_removed(
+    tmp_path: Path,
+) -> None:
+    pending = PendingStore(tmp_path)
+    pending.prepare()
+    pending.put(Record(tag="later", created_at=datetime.now(UTC)))
+    later, damaged = (tmp_path / "writing" / f"{name}.json" for name in ("later", "damaged"))
+    later.write_text(json.dumps(json.loads(later.read_text()) | {"another": 1}))
+    damaged.write_text('{"tag": "damaged", "another": 1}')
+    before = later.read_text()
+
+    assert pending.records() == ()
+
+    assert later.read_text() == before
+    assert not damaged.exists()
 
 
 async def test_a_pack_of_a_later_version_is_refused_by_name_and_leaves_nothing(

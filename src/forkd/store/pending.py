@@ -75,7 +75,7 @@ class PendingStore:
             files.sync_folder(self._folder)
 
     def records(self) -> tuple[Record, ...]:
-        """Return every record, by tag; what is none is removed."""
+        """Return every record, by tag; what is none is removed, a later forkd's left alone."""
         found = (self._read(path) for path in files.entries(self._folder))
         return tuple(record for record in found if record is not None)
 
@@ -85,6 +85,14 @@ class PendingStore:
             if path.name == f"{parse_tag(record.tag)}{_SUFFIX}":
                 return record
         except (ValidationError, ForkdError) as error:
+            if isinstance(error, ValidationError) and _is_later(error):
+                log.warning("record of a later forkd left alone", extra={"path": str(path)})
+                return None
             log.warning("record damaged", extra={"path": str(path), "error": str(error)})
         files.remove_tree(path)
         return None
+
+
+def _is_later(error: ValidationError) -> bool:
+    """Whether a record has all that ours have, and more: a later forkd has written it."""
+    return all(each["type"] == "extra_forbidden" for each in error.errors(include_url=False))
