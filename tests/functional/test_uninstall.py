@@ -17,7 +17,9 @@ import pytest
 from forkd import Client
 from forkd.errors import Conflict
 from forkd.machine import lifecycle
+from forkd.model.secret import SecretRequest, SecretValue, parse_hosts
 from forkd.service.uninstall import uninstall
+from forkd.service.vault import KEY_FILE
 from tests.support import leaks
 from tests.support.callers import CALLER
 from tests.support.killable import KillableDaemon
@@ -62,6 +64,19 @@ async def killed_with_sandboxes(host: FakeHost, options: str) -> None:
 
 def users() -> list[str]:
     return [Path(name).read_text() for name in ("/etc/passwd", "/etc/group", "/etc/subuid")]
+
+
+async def test_the_key_of_secrets_goes_with_the_database(fake_host: FakeHost) -> None:
+    async with fake_host.service() as service:
+        hosts = parse_hosts(["api.example.com"])
+        request = SecretRequest("token", SecretValue("a-secret-value"), hosts)
+        await service.secrets.put(CALLER, request)
+    assert (fake_host.settings.state_dir / KEY_FILE).exists()
+
+    found = await uninstall(fake_host.settings, state=True)
+
+    assert found.left == []
+    assert not fake_host.settings.state_dir.exists()
 
 
 @pytest.mark.needs("tun", "nft")

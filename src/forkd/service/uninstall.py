@@ -24,6 +24,7 @@ from forkd.service.cells import Cells
 from forkd.service.host import DATABASE_FILE, LOCK_FILE
 from forkd.service.records import Records
 from forkd.service.recovery import end_processes
+from forkd.service.vault import KEY_FILE
 from forkd.store.database import Database
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ STATE_FILES = (
     DATABASE_FILE,
     f"{DATABASE_FILE}-wal",
     f"{DATABASE_FILE}-shm",
+    KEY_FILE,
     "token",
     AUDIT_LOG,
     LOCK_FILE,
