@@ -36,6 +36,7 @@ from forkd.store.manifest import Cpu, Link, Manifest, StoredFile
 from forkd.store.pending import PendingStore
 from forkd.store.snapshots import SnapshotStore
 from forkd.telemetry.telemetry import Telemetry
+from tests.support import processes
 from tests.support.callers import CALLER
 from tests.support.no_records import no_records
 from tests.support.packs import (
@@ -491,23 +492,14 @@ async def test_a_reader_that_leaves_ends_the_packing(here: Host) -> None:
     source = here.packs.pack(CALLER, Tag("head"))
     async with contextlib.aclosing(source):
         await anext(source)
-        packing = [pid for pid in _below(proc.own_pid()) if b"forkd.packs" in _command(pid)]
+        packing = [
+            pid
+            for pid in processes.below(proc.own_pid())
+            if b"forkd.packs" in processes.command(pid)
+        ]
 
     assert packing
-    assert [pid for pid in packing if b"forkd.packs" in _command(pid)] == []
-
-
-def _below(pid: int) -> list[int]:
-    """Return the processes that one has started, and those that they have."""
-    return [each for child in proc.children(pid) for each in (child, *_below(child))]
-
-
-def _command(pid: int) -> bytes:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 - no Path for a pid
-            return file.read()
-    except OSError:
-        return b""
+    assert [pid for pid in packing if b"forkd.packs" in processes.command(pid)] == []
 
 
 @dataclass(frozen=True)

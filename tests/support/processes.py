@@ -43,3 +43,17 @@ def _ends(pid: int, deadline_s: float) -> bool:
     with open(pidfd, closefd=True):  # noqa: PTH123 - a descriptor has no path
         left_s = max(0.0, deadline_s - time.monotonic())
         return bool(select.select([pidfd], [], [], left_s)[0])
+
+
+def below(pid: int) -> list[int]:
+    """Return the processes that one has started, and those that they have."""
+    return [each for child in proc.children(pid) for each in (child, *below(child))]
+
+
+def command(pid: int) -> bytes:
+    """Return what a process was started with; empty if it has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 - no Path for a pid
+            return file.read()
+    except OSError:
+        return b""
