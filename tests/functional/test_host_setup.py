@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forkd.host import tuning
+from forkd.host import parts, tuning
+from forkd.host.parts import Kind, Part
 from tests.support.docs import ROOT
 from tests.support.host_state import STATE
 from tests.support.systemd_root import systemd_root
@@ -171,7 +172,6 @@ def test_who_is_at_the_terminal_is_asked_once(tmp_path: Path, answer: str) -> No
 
 WORSE = f"""\
 set -eu
-mount -o remount,nsdelegate /sys/fs/cgroup
 chown 0:0 /dev/kvm
 chmod 600 /dev/kvm
 sysctl -qw {BAD} kernel.pid_max=30000
@@ -180,8 +180,8 @@ id ada >/dev/null 2>&1 || useradd --create-home ada
 """
 """Makes the helper machine a host on which a lot is wrong."""
 
-BETTER = """\
-mount -o remount,favordynmods /sys/fs/cgroup
+BETTER = f"""\
+{FORKD} undo --yes
 chown 0:0 /dev/kvm
 chmod 666 /dev/kvm
 userdel --remove ada
@@ -200,8 +200,13 @@ def shell(script: str) -> str:
 @pytest.mark.timeout(600)
 @pytest.mark.needs("root", "kvm", "helper", "cgroup2")
 def test_devices_cgroups_and_settings_of_the_kernel_are_as_before() -> None:
+    favors = Part(Kind.MOUNT_OPTION, "favordynmods:/sys/fs/cgroup")
+    favored = parts.read(favors)
     shell(WORSE)
     try:
+        parts.write(favors, None)
+        assert "favordynmods" not in shell("grep cgroup2 /proc/self/mounts")
+        makes_forks_wait = tuning.favordynmods(tuning.look()) is False
         before = shell(STATE)
         done = json.loads(shell(f"{FORKD} setup --yes --user ada --json"))
         assert {
@@ -213,8 +218,9 @@ def test_devices_cgroups_and_settings_of_the_kernel_are_as_before() -> None:
             MAPPINGS,
             "/sys/kernel/mm/transparent_hugepage/shmem_enabled",
         } <= set(done["done"])
-        if tuning.favordynmods(tuning.look()) is not None:
-            assert "favordynmods of /sys/fs/cgroup" in done["done"]
+        assert ("favordynmods of /sys/fs/cgroup" in done["done"]) is makes_forks_wait
+        is_on = "favordynmods" in shell("grep cgroup2 /proc/self/mounts")
+        assert is_on is makes_forks_wait
         shell("cd / && runuser -u ada -- sh -c ': <>/dev/kvm'")
         assert json.loads(shell(f"{FORKD} check --user ada --json"))["changes"] == []
 
@@ -222,4 +228,5 @@ def test_devices_cgroups_and_settings_of_the_kernel_are_as_before() -> None:
         assert (undone["refused"], undone["left"]) == ({}, {})
         assert shell(STATE) == before
     finally:
+        parts.write(favors, favored)
         shell(BETTER)

@@ -89,7 +89,7 @@ def test_what_systemd_does_not_delegate_is_added_to_what_it_does() -> None:
 
 
 def test_cgroups_are_mounted_again_where_kvm_makes_forks_wait() -> None:
-    seen = replace(GOOD, host=AFFECTED)
+    seen = replace(GOOD, host=AFFECTED, cgroup_options=frozenset({"rw", "nsdelegate"}))
 
     assert named(steps(seen)) == [
         (Kind.FILE, str(texts.CGROUPS_UNIT)),
@@ -98,6 +98,7 @@ def test_cgroups_are_mounted_again_where_kvm_makes_forks_wait() -> None:
     ]
     without_systemd = steps(replace(seen, delegated=None))
     assert named(without_systemd) == [(Kind.MOUNT_OPTION, "favordynmods:/sys/fs/cgroup")]
+    assert steps(replace(seen, cgroup_options=None)) == ()
 
 
 def test_the_profile_is_loaded_only_where_apparmor_takes_rights() -> None:

@@ -103,6 +103,8 @@ def test_the_profile_that_comes_with_forkd_gets_the_path_of_the_vmm() -> None:
 
     assert found.count(r'profile forkd-vmm "/home/a b/\[\"x\"\]\*/forkd-vmm" flags=') == 1
     assert texts.PROFILE_PATH not in found
+    plain = texts.profile(ours, Path("/srv/forkd-1.0/bin/forkd-vmm"))
+    assert "profile forkd-vmm /srv/forkd-1.0/bin/forkd-vmm flags=(unconfined) {" in plain
 
 
 def test_the_unit_names_every_option_that_cgroups_are_mounted_with() -> None:

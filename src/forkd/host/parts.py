@@ -21,6 +21,7 @@ this host's.
 
 from __future__ import annotations
 
+import ctypes
 import grp
 import os
 import pwd
@@ -45,6 +46,22 @@ FILE_BYTES_MAX = 64 * 1024
 
 PROGRAM_TIMEOUT_S = 60.0
 """Time that a program has to change one part."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+"""For what Python's `os` lacks."""
+
+_MS_REMOUNT = 32
+_MOUNT_FLAGS = {
+    "rw": 0,
+    "ro": 1,
+    "nosuid": 2,
+    "nodev": 4,
+    "noexec": 8,
+    "noatime": 1024,
+    "nodiratime": 2048,
+    "relatime": 1 << 21,
+}
+"""Options of every file system, which are bits (linux/mount.h)."""
 
 PROFILES = Path("sys/kernel/security/apparmor/profiles")
 PROFILES_FOLDER = Path("etc/apparmor.d")
@@ -258,8 +275,17 @@ def _read_mount_option(name: str, root: Path) -> State:
 def _write_mount_option(name: str, state: State, root: Path) -> None:
     option, _, path = name.partition(":")
     others = [each for each in mount_options(path, root) or () if each != option]
-    words = ["remount", *others, *([] if state is None else [option])]
-    _run("mount", "-o", ",".join(words), path)
+    _remount(path, [*others, *([] if state is None else [option])])
+
+
+def _remount(path: str, options: list[str]) -> None:
+    """Mount a file system again with exactly these options, where mount(8) would keep others."""
+    flags = _MS_REMOUNT | sum(_MOUNT_FLAGS.get(each, 0) for each in options)
+    data = ",".join(each for each in options if each not in _MOUNT_FLAGS)
+    with kernel_call(f"mount {path} with {','.join(options)}"):
+        if _LIBC.mount(None, os.fsencode(path), None, ctypes.c_ulong(flags), data.encode()) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
 
 def _read_profile(name: str, root: Path) -> State:
@@ -330,6 +356,15 @@ def groups_of(user: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def user_exists(name: str) -> bool:
+    """Whether this host has a user of that name."""
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
 def group_exists(name: str) -> bool:
     """Whether this host has a group of that name."""
     return users.group_id(name) is not None and not name.isdecimal()
@@ -343,12 +378,19 @@ def group_name(gid: int) -> str | None:
         return None
 
 
-def mount_options(path: str, root: Path = tuning.ROOT) -> tuple[str, ...] | None:
-    """Return the options of the file system that is mounted at a path; None if there is none."""
+def mount_options(
+    path: str, root: Path = tuning.ROOT, kind: str | None = None
+) -> tuple[str, ...] | None:
+    """Return the options of the file system that is mounted at a path.
+
+    None if there is none; or none of a kind, if that is given.
+    """
     with kernel_call("list mounts"):
         text = (root / "proc/self/mounts").read_text(encoding="utf-8")
-    found = [line.split()[3] for line in text.splitlines() if line.split()[1] == path]
-    return tuple(found[-1].split(",")) if found else None
+    found = [each for each in map(str.split, text.splitlines()) if each[1] == path]
+    if not found or kind not in {None, found[-1][2]}:
+        return None
+    return tuple(found[-1][3].split(","))
 
 
 def run_if_there(words: tuple[str, ...]) -> None:

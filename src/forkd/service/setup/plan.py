@@ -81,6 +81,7 @@ class Situation:
         user: Who is to use forkd without being root; None for nobody.
         user_groups: The groups of that user.
         device: What /dev/kvm is like; None if there is none.
+        cgroup_options: How cgroup v2 is mounted at `CGROUPS_PATH`; None if it is not.
         has_udev: Whether udev makes devices.
         delegated: What systemd delegates to users; None without systemd.
         vmm: The VMM; None if it is missing.
@@ -97,6 +98,7 @@ class Situation:
     user: str | None = None
     user_groups: frozenset[str] = frozenset()
     device: Device | None = None
+    cgroup_options: frozenset[str] | None = None
     has_udev: bool = False
     delegated: frozenset[str] | None = None
     vmm: Path | None = None
@@ -213,7 +215,7 @@ def _settings(seen: Situation) -> Iterator[Step]:
 
 def _cgroups(seen: Situation) -> Iterator[Step]:
     """Have forks not wait for cgroups, where KVM makes them wait."""
-    options = seen.host.cgroup_options
+    options = seen.cgroup_options
     if options is None or tuning.favordynmods(seen.host) is not False:
         return
     why = "else a fork waits for a thread that KVM makes"

@@ -10,7 +10,7 @@ from forkd.errors import HostError, InvalidRequest, NotFound
 from forkd.host import files, kvm, parts, proc, tuning, users
 from forkd.host.parts import FILE_BYTES_MAX, Kind, Part
 from forkd.service.setup import texts
-from forkd.service.setup.plan import DEVICE, GROUP, KVM_GROUP, Device, Situation
+from forkd.service.setup.plan import CGROUPS_PATH, DEVICE, GROUP, KVM_GROUP, Device, Situation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,8 +63,9 @@ def _live(seen: Seen, found: dict[Path, State], user: str | None) -> Situation:
         user=user,
         user_groups=_groups(user),
         device=_device(),
+        cgroup_options=_cgroup_options(),
         has_udev=files.is_there(UDEV),
-        delegated=parts.delegated_to_users(),
+        delegated=_delegated(),
         vmm=_vmm(),
         profile=_profile(),
         profile_loaded=_is_loaded() if seen.userns_restricted else False,
@@ -72,12 +73,13 @@ def _live(seen: Seen, found: dict[Path, State], user: str | None) -> Situation:
 
 
 def default_user() -> str | None:
-    """Return who is to use forkd, unless that is said: who has called sudo, or calls us."""
-    if proc.is_root():
-        name = proc.environment().get("SUDO_USER", "")
-        return name if name not in {"", "root"} else None
-    name, uid = users.user_name(users.user_id()), users.user_id()
-    return None if name == str(uid) else name
+    """Return who is to use forkd, unless that is said: who has called sudo, or calls us.
+
+    None if that is root, or nobody that this host knows.
+    """
+    calling = proc.environment().get("SUDO_USER", "root")
+    name = calling if proc.is_root() else users.user_name(users.user_id())
+    return name if name != "root" and parts.user_exists(name) else None
 
 
 def is_folder(path: Path) -> bool:
@@ -100,6 +102,19 @@ def _device() -> Device | None:
     if found is None or kvm.is_pvm():
         return None
     return Device(found.st_gid, parts.group_name(found.st_gid), stat.S_IMODE(found.st_mode))
+
+
+def _delegated() -> frozenset[str] | None:
+    """Return what systemd delegates to users; None also if it does not answer, as in a chroot."""
+    try:
+        return parts.delegated_to_users()
+    except HostError:
+        return None
+
+
+def _cgroup_options() -> frozenset[str] | None:
+    options = parts.mount_options(CGROUPS_PATH, kind="cgroup2")
+    return None if options is None else frozenset(options)
 
 
 def _vmm() -> Path | None:

@@ -6,6 +6,7 @@ doing it again changes nothing, and what a person has added stays.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,8 @@ def profile(ours: str, vmm: Path) -> str:
 
 def quoted(path: Path) -> str:
     """Return a path as AppArmor takes it: letters that it gives a meaning stand for themselves."""
+    if re.fullmatch(r"[\w./+-]+", str(path), re.ASCII):
+        return str(path)
     special = '\\"[]{}*?^@'
     escaped = "".join(f"\\{each}" if each in special else each for each in str(path))
     return f'"{escaped}"'
