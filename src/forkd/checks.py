@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+DEBIAN_IMAGES = "images of Debian packages"
+"""The check of what builds images of Debian packages."""
+
+
 class Status(StrEnum):
     """How a check came out."""
 

@@ -14,6 +14,7 @@ from forkd.host.tuning import Seen
 from forkd.service.doctor import (
     BUILDERS,
     DISK_LEAST_MIB,
+    HELPER_TOOLS,
     MEMORY_GOOD_MIB,
     OCI_TOOLS,
     QEMU,
@@ -50,7 +51,7 @@ GOOD = Facts(
     has_delegated_cgroup=False,
     makes_taps=True,
     filters_packets=True,
-    installed=frozenset({*BUILDERS, *OCI_TOOLS, PRLIMIT, QEMU}),
+    installed=frozenset({*BUILDERS, *OCI_TOOLS, *HELPER_TOOLS, PRLIMIT}),
     package_manager="apt",
     missing_programs=(),
     cached_kernel="6.1",

@@ -36,6 +36,11 @@ class Listed:
 PANELS: dict[str, tuple[Listed, ...]] = {
     "Daemon": (
         Listed(
+            "quickstart",
+            "quickstart",
+            "Start forkd on this host, and have ten forks of a small Python answer.",
+        ),
+        Listed(
             "up",
             "host",
             "Start the forkd daemon: on this host, or in a helper VM where KVM is not usable.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,9 +13,10 @@ from forkd.cli import render
 from forkd.cli.context import shared
 from forkd.cli.options import Json
 from forkd.cli.sandboxes import kill_each
-from forkd.errors import NotFound, TransportError
+from forkd.errors import InvalidRequest, NotFound, TransportError
 from forkd.machine import build as image_building
 from forkd.machine import lifecycle
+from forkd.machine.kernel import default_cache
 from forkd.sdk import Client
 from forkd.sdk._endpoint import state_dir
 from forkd.sdk._recipes import find_local
@@ -65,15 +67,31 @@ def _as_json(daemon: lifecycle.RunningDaemon) -> dict[str, Any]:
     return {"url": daemon.url, "token_file": token_file, "mode": daemon.mode}
 
 
-def down(*, json: Json = False) -> None:
+def down(
+    *,
+    purge: Annotated[
+        bool,
+        typer.Option(
+            "--purge", help="Remove snapshots, images and kernels, too: all that forkd has stored."
+        ),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="With --purge: remove it without asking.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Stop all sandboxes, the daemon and the helper VM.
 
-    Snapshots are kept.
+    Snapshots are kept, unless --purge is given. Keys, contexts and the settings
+    of `forkd host setup` are kept in any case.
 
     Examples:
       forkd down
+      forkd down --purge
     """
     shared.as_json = json
+    if purge and not yes:
+        _ask_to_purge(as_json=json)
     try:
         daemon = lifecycle.find(state_dir())
     except NotFound:
@@ -83,10 +101,32 @@ def down(*, json: Json = False) -> None:
         with contextlib.suppress(TransportError), Client(daemon.url) as client:
             kill_each(client.sandboxes.list())
     ran = lifecycle.down(state_dir())
+    left = lifecycle.purge(state_dir(), default_cache()) if purge else []
     if json:
         render.document({"was_running": ran})
-    else:
-        render.note("forkd has ended" if ran else "no forkd was running")
+        return
+    render.note("forkd has ended" if ran else "no forkd was running")
+    if purge:
+        render.note("what it had stored is removed")
+    for each in left:
+        render.note(f"left, because forkd has not made it: {each}")
+
+
+def _ask_to_purge(*, as_json: bool) -> None:
+    """Return if what forkd has stored may be removed.
+
+    Raises:
+        InvalidRequest: There is nobody to ask.
+    """
+    if as_json or not sys.stdin.isatty():
+        raise InvalidRequest(
+            "--purge asks before it removes anything, and there is no terminal to ask on; "
+            "`forkd down --purge --yes` does not ask",
+            field="yes",
+        )
+    question = f"Remove all snapshots, images and kernels in {state_dir()} and {default_cache()}?"
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(1)
 
 
 def prepared(

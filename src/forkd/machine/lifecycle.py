@@ -18,10 +18,12 @@ Nothing here polls: a daemon is started with `--detach`, which returns when it l
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +65,15 @@ DAEMON_PORT = 8889
 DAEMON_TOKEN_FILE = "/run/forkd-api-token"  # noqa: S105 - where it is, not what it is
 
 SOCKET = "forkd.sock"
+
+STATE_NAMES = (
+    *("endpoint.json", "api.token", "daemon.log", SOCKET),
+    *("machine", "run", "store", "lock"),
+)
+"""What is made in a state folder."""
+
+CACHE_NAMES = ("images", "initramfs", "kernels", "locks", "references")
+"""What is made in the cache."""
 
 SHARED_SOCKET = Path("/run/forkd") / SOCKET
 """Where clients look for a daemon that another user has started (`forkd.sdk._endpoint`)."""
@@ -256,6 +267,36 @@ def down(state_dir: Path) -> bool:
         for name in ("endpoint.json", "api.token"):
             (state_dir / name).unlink(missing_ok=True)
     return ran
+
+
+def purge(state_dir: Path, cache: Path) -> list[Path]:
+    """End the daemon of a state folder, and remove all that forkd keeps there and in a cache.
+
+    Only what forkd makes is removed: a state folder may be one that has other files, too.
+
+    Returns:
+        What is left in the two folders.
+
+    Raises:
+        HostError: Something does not end, or cannot be removed.
+    """
+    down(state_dir)
+    left: list[Path] = []
+    try:
+        for folder, names in ((state_dir, STATE_NAMES), (cache, CACHE_NAMES)):
+            for name in names:
+                path = folder / name
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+            if folder.is_dir():
+                left += sorted(folder.iterdir())
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+    except OSError as error:
+        raise HostError(f"cannot remove {error.filename}: {error.strerror}") from error
+    return left
 
 
 def _found_mode() -> tuple[Mode, str]:

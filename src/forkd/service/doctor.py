@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from forkd import programs
 from forkd.cgroups import tree
-from forkd.checks import Check, Status
+from forkd.checks import DEBIAN_IMAGES, Check, Status
 from forkd.errors import ForkdError, HostError
 from forkd.host import (
     cgroupfs,
@@ -102,6 +102,9 @@ REMOTE = ("nfs", "cifs", "smb", "9p", "ceph", "fuse", "virtiofs")
 """Kinds of file systems: in memory; of containers; that share blocks; whose names begin so."""
 
 ELSEWHERE = "put FORKD_STATE_DIR on a local disk"
+
+HELPER_TOOLS = (QEMU, "busybox", "depmod")
+"""What the helper machine needs: what runs it, its first programs, the tables of its modules."""
 
 MIB = 1 << 20
 
@@ -205,7 +208,9 @@ def gather(places: Places) -> Facts:
         has_delegated_cgroup=tree.delegated() is not None,
         makes_taps=netlink.can_make_taps(),
         filters_packets=nftables.is_available(),
-        installed=frozenset(filter(process.installed, (*BUILDERS, *OCI_TOOLS, PRLIMIT, QEMU))),
+        installed=frozenset(
+            filter(process.installed, (*BUILDERS, *OCI_TOOLS, *HELPER_TOOLS, PRLIMIT))
+        ),
         package_manager=packages.manager(process.installed),
         missing_programs=tuple(filter(_is_missing, (programs.VMM, programs.AGENT))),
         cached_kernel=_cached_kernel(places.cache_dir),
@@ -333,7 +338,7 @@ def judge(facts: Facts) -> list[Check]:
         _cells(facts),
         _cgroups(facts),
         _taps(facts),
-        _tools("images of Debian packages", BUILDERS, facts),
+        _tools(DEBIAN_IMAGES, BUILDERS, facts),
         _tools("images from OCI", OCI_TOOLS, facts),
         _kernel(facts),
         _amount("memory", facts.memory_available_mib, MEMORY_GOOD_MIB, MEMORY_LEAST_MIB),
@@ -416,15 +421,16 @@ def _shown(facts: Facts) -> Check:
 def _helper(facts: Facts) -> Check:
     """Whether the helper machine could stand in."""
     name = "helper machine"
-    if QEMU in facts.installed:
+    missing = [each for each in HELPER_TOOLS if each not in facts.installed]
+    if not missing:
         with_kvm = facts.kvm_opens and facts.kvm_nests and not facts.is_pvm
         how = "uses KVM" if with_kvm else "emulates a processor, which is slow"
         return Check(name, Status.PASS, f"{QEMU} is installed and {how}")
     jailed = facts.is_root or (facts.jail is not None and facts.jail.ok)
     needed = _native(facts).status is not Status.PASS or not jailed
     status = Status.FAIL if needed else Status.SKIP
-    advice = packages.advice([QEMU], facts.package_manager)
-    return Check(name, status, f"{QEMU} is not installed", advice)
+    advice = packages.advice(missing, facts.package_manager)
+    return Check(name, status, f"{', '.join(missing)} not installed", advice)
 
 
 def _root(facts: Facts) -> Check:

@@ -39,6 +39,7 @@ def _everywhere(name: str) -> Names:
 
 PACKAGES = {
     "mke2fs": _everywhere("e2fsprogs"),
+    "busybox": Names("busybox-static", "busybox", "busybox", "busybox-static", "busybox-static"),
     "depmod": _everywhere("kmod"),
     "skopeo": _everywhere("skopeo"),
     "mmdebstrap": Names("mmdebstrap", "mmdebstrap", None, None, None),
