@@ -115,6 +115,7 @@ def test_ten_forks_answer_where_nothing_was_fetched_before(wheel: Path, release:
         walk(root)
 
 
+@pytest.mark.soak
 def test_what_is_missing_is_named_with_its_packages_and_nothing_is_changed(wheel: Path) -> None:
     with fresh(wheel, (), "bookworm") as root:
         before = root.written()
