@@ -17,7 +17,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from forkd.installed import VERSION, check_alone
+from forkd.installed import VERSION, start_alone
 
 if TYPE_CHECKING:
     from forkd import compat, errors, types
@@ -70,7 +70,7 @@ __all__ = [
     "types",
 ]
 
-check_alone()
+start_alone()
 
 _MODULES = {"compat", "errors", "types"}
 _ERRORS = {"CommandError", "ExecTimeout", "ForkdError"}

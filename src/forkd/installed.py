@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from importlib.util import find_spec
 
 DISTRIBUTION = "forkd-vm"
@@ -28,6 +29,9 @@ EXTRAS = {
     ),
 }
 """The modules that each extra brings."""
+
+PROGRAMS = {"forkd", "forkd-daemon"}
+"""What an installer makes programs of."""
 
 _OTHER = re.compile(r"forkd-[0-9][^-]*\.(?:dist|egg)-info")
 
@@ -54,6 +58,21 @@ def check_alone(folder: str | None = None) -> None:
         f"{found.rpartition('.')[0]}, which is another one. They overwrite each other's files. Run "
         f"`pip uninstall forkd {DISTRIBUTION}`, then install the one that you want"
     )
+
+
+def start_alone() -> None:
+    """As `check_alone`, for whoever imports the package; ends one of its programs with the message.
+
+    Raises:
+        ImportError: There is another distribution, and this process is another's program.
+    """
+    try:
+        check_alone()
+    except ImportError as error:
+        path, name = os.path.split(sys.argv[0] if sys.argv else "")
+        if path and name in PROGRAMS:
+            sys.exit(f"error: {error}")
+        raise
 
 
 def lacking(extra: str) -> str | None:

@@ -83,6 +83,27 @@ def test_beside_the_references_package_the_import_says_what_to_do(tmp_path: Path
     )
 
 
+@pytest.mark.parametrize(("program", "name"), [("cli", "forkd"), ("daemon", "forkd-daemon")])
+def test_programs_say_so_where_ours_has_replaced_the_reference(
+    program: str, name: str, tmp_path: Path
+) -> None:
+    folder = copied(tmp_path / "packages")
+    (folder / REFERENCE).mkdir()
+    started = tmp_path / name
+    started.write_text(
+        f"import sys\nsys.path[0] = {str(folder)!r}\n"
+        f"from forkd.{program}.__main__ import main\nmain()\n"
+    )
+
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, started, "--help"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: two programs are installed as the package `forkd` in ")
+
+
 @pytest.mark.parametrize("program", ["cli", "daemon"])
 def test_programs_say_so_where_the_reference_has_replaced_our_package(
     program: str, tmp_path: Path
