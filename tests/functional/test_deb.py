@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.systemd_root import SystemdRoot
 
 pytestmark = [
-    pytest.mark.needs("root", "systemd", "deb"), pytest.mark.soak, pytest.mark.timeout(1200)
+    pytest.mark.needs("root", "systemd", "deb"), pytest.mark.soak(only=True), pytest.mark.timeout(1200)
 ]  # fmt: skip
 
 REAL = pytest.param(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.support.bakes import Bakes
     from tests.support.real_daemon import Daemon
 
-pytestmark = [REAL, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [REAL, pytest.mark.soak(only=True), pytest.mark.timeout(900)]
 
 STEPS = 300
 """How long each goes on, a tenth of the demo's: nobody here looks at how good the tours become."""

@@ -108,14 +108,14 @@ def test_ten_forks_answer_in_a_fresh_debian_12_and_nothing_is_left(wheel: Path) 
         walk(root)
 
 
-@pytest.mark.soak
+@pytest.mark.soak(only=True)
 @pytest.mark.parametrize("release", ["bookworm", "trixie"])
 def test_ten_forks_answer_where_nothing_was_fetched_before(wheel: Path, release: str) -> None:
     with fresh(wheel, DOCTOR_NAMES, release) as root:
         walk(root)
 
 
-@pytest.mark.soak
+@pytest.mark.soak(only=True)
 def test_what_is_missing_is_named_with_its_packages_and_nothing_is_changed(wheel: Path) -> None:
     with fresh(wheel, (), "bookworm") as root:
         before = root.written()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.support.bakes import Bakes
 
 pytestmark = [
-    pytest.mark.soak,
+    pytest.mark.soak(only=True),
     pytest.mark.needs("kvm", "root", "binaries", "cgroup2"),
     pytest.mark.timeout(900),
 ]
