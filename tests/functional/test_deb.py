@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from tests.support.systemd_root import SystemdRoot
 
 pytestmark = [
-    pytest.mark.needs("root", "systemd", "deb"), pytest.mark.soak(only=True), pytest.mark.timeout(1200)
-]  # fmt: skip
+    pytest.mark.needs("root", "systemd", "deb"),
+    pytest.mark.soak(only=True),
+    pytest.mark.timeout(1200),
+]
 
 REAL = pytest.param(
     "real", marks=[pytest.mark.needs("kvm", "cgroup2", "binaries"), pytest.mark.together("numpy")]
