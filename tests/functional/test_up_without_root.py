@@ -110,7 +110,8 @@ def test_up_is_native_forks_and_says_what_root_would_add(home: Home) -> None:
     refused = home.run("fork", str(TAG), "--network", "example.com:443")
     assert refused.returncode == 1
     assert refused.stderr.splitlines()[0].startswith("error: ")
-    assert "cannot make the tap" in refused.stderr
+    assert "only if the daemon is root" in refused.stderr
+    assert "`sudo forkd up`" in refused.stderr
     assert len(home.said("ls", "-o", "{id}").split()) == 3
 
     home.said("exec", ids[0], "--", "sh", "-c", SERVER)

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkd.errors import ForkdError
+from forkd.errors import ForkdError, HostError
 from forkd.host import nlmsg, tunables
 from forkd.host.faults import kernel_call
 
@@ -106,8 +106,14 @@ def add_tap(name: str) -> None:
     """Make a tap that stays until it is removed, down and without an address.
 
     Raises:
-        HostError: The kernel refused.
+        HostError: The kernel refused, or this process may not make taps.
     """
+    if not can_make_taps():
+        raise HostError(
+            f"cannot make the tap {name}: a sandbox has a network only if the daemon is root and "
+            "has /dev/net/tun; start it with `sudo forkd up`, or fork without a network",
+            tap=name,
+        )
     request = _IFREQ.pack(name.encode(), _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR)
     with kernel_call(f"make the tap {name}", tap=name):
         descriptor = os.open(_TUN, os.O_RDWR | os.O_CLOEXEC)
