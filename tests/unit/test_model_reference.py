@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from forkd import limits
 from forkd.errors import InvalidRequest
 from forkd.images.direct import changed, recipe_of
 from forkd.images.recipe import parse_recipe
@@ -118,7 +119,7 @@ def test_the_recipe_of_an_image_takes_what_a_request_changes() -> None:
         ({"memory_mib": 126}, "memory_mib"),
         ({"memory_mib": 129}, "memory_mib"),
         ({"memory_mib": (1 << 20) + 2}, "memory_mib"),
-        ({"vcpus": 9}, "vcpus"),
+        ({"vcpus": limits.VCPUS_MAX + 1}, "vcpus"),
         ({"disk_mib": 15}, "disk_mib"),
         ({"disk_mib": (1 << 24) + 1}, "disk_mib"),
     ],
