@@ -83,15 +83,17 @@ def npm_project(tmp_path_factory: pytest.TempPathFactory, package: Package) -> N
     project = folder / "project"
     project.mkdir()
     (project / "package.json").write_text('{"private": true, "type": "module"}')
-    ws = [*npm(), "pack", "--silent", "--pack-destination", str(folder)]
-    install = [*npm(), "install", "--silent", "--offline", "--no-audit"]
-    for words in (
-        [*ws, str(TYPESCRIPT / "node_modules/ws")],
-        [*install, *map(str, folder.glob("ws-*.tgz")), str(package.archive)],
-    ):
+
+    def run(*words: str) -> None:
         subprocess.run(  # noqa: S603 - npm
-            words, cwd=project, env=environment(), check=True, timeout=INSTALL_TIMEOUT_S
-        )
+            [*npm(), *words],
+            cwd=project, env=environment(), check=True, timeout=INSTALL_TIMEOUT_S,
+        )  # fmt: skip
+
+    ws = str(TYPESCRIPT / "node_modules/ws")
+    run("pack", "--silent", "--pack-destination", str(folder), ws)
+    archives = [*folder.glob("ws-*.tgz"), package.archive]  # npm's cache may have no `ws`
+    run("install", "--silent", "--offline", "--no-audit", *map(str, archives))
     return NpmProject(project)
 
 
