@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd.machine.kernel import default_cache
 from tests.support.docs import ROOT
 from tests.support.real_host import RECIPE, STATE_PARENT, TAG
 from tests.support.service_host import make_host, until
@@ -119,6 +120,7 @@ def machine_with(kind: str, request: pytest.FixtureRequest) -> Iterator[Installe
         folder = Path(name)
         folder.chmod(0o755)
         settings, tag = REAL_SETTINGS, str(TAG)
+        linked = [] if kind == "fake" else [default_cache()]  # what stored images are links to
         if kind == "fake":
             make_host(folder, Path("/run/none")).recipe()
             settings, tag = FAKE.format(host=folder), "py"
@@ -127,7 +129,7 @@ def machine_with(kind: str, request: pytest.FixtureRequest) -> Iterator[Installe
             bakes.of(RECIPE).copy_to(Path(state))
         (folder / "forkd.toml").write_text(settings)
         before = older(folder, "0.0.9")
-        with systemd_root(folder, [ROOT], {Path(state): STATE}) as machine:
+        with systemd_root(folder, [ROOT, *linked], {Path(state): STATE}) as machine:
             # The host's own services must not start, and must not be asked about.
             machine.run("rm -f /usr/sbin/policy-rc.d")
             # An administrator's settings are there before the package.
