@@ -89,7 +89,7 @@ def test_a_hangup_has_both_logs_go_on_in_new_files(fake_host: FakeHost) -> None:
 
         reload, listed = lines_of(log)
         assert (reload["action"], reload["result"]) == ("reload", "ok")
-        assert reload["objects"] == ["log", "audit_log"]
+        assert reload["objects"] == ["config", "log", "audit_log"]
         assert listed["action"] == "list_sandboxes"
         assert "reloaded" in daemon.log.read_text()
         assert [each["action"] for each in lines_of(log.with_suffix(".1"))] == ["start"]

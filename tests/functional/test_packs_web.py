@@ -268,7 +268,6 @@ def entry(**members: object) -> Callable[[dict[str, Any]], object]:
         entry(bytes=limits.PACK_FILE_BYTES_MAX + 1),
         entry(digest="x"),
         entry(extra=1),
-        lambda said: said.update(version=2),
         lambda said: said["packs"].update({"../x": []}),
         lambda said: said["packs"].update(
             {"numpy": said["packs"]["numpy"] * (limits.INDEX_VERSIONS_MAX + 1)}
@@ -284,6 +283,14 @@ def test_an_index_that_names_what_it_must_not_is_refused(
     web.files["/packs/index.json"] = json.dumps(said).encode()
 
     with pytest.raises(PackError, match="index is refused"):
+        remote.index(web.url())
+
+
+def test_an_index_of_a_later_version_is_refused(web: Web, remote: Remote) -> None:
+    push(remote, web)
+    web.files["/packs/index.json"] = json.dumps(index_of(web) | {"version": 2}).encode()
+
+    with pytest.raises(PackError, match="index has version 2, and this forkd reads 1"):
         remote.index(web.url())
 
 
