@@ -14,4 +14,5 @@ pytest_plugins = [
     "tests.support.service_host",
     "tests.support.web",
     "tests.support.fault_trial",
+    "tests.support.warm",
 ]

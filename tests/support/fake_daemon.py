@@ -6,15 +6,16 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Self
 
 import httpx
 
-from forkd.daemon import commands
+from forkd.daemon import commands, server
+from forkd.daemon.settings import Bind, Settings
 from forkd.service.host import open_host
-from tests.support.service_host import ROOT, FakeHost, until
+from forkd.service.supervision import TaskKind
+from tests.support import crashing, warm
+from tests.support.service_host import FakeHost, make_host, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,39 +26,12 @@ if TYPE_CHECKING:
     from forkd.service.host import Host
     from forkd.service.settings import HostSettings
 
-SERVE = """
-import sys
-from pathlib import Path
-sys.path[:0] = [{root!r}, {source!r}]
-from forkd.loading import without_collecting
-with without_collecting():
-    from forkd.daemon import commands, server
-    from forkd.daemon.settings import Bind, Settings
-    from forkd.service.supervision import TaskKind
-    from tests.support import crashing, fake_daemon
-    from tests.support.service_host import make_host
-
-folder, run_dir, crash = Path({folder!r}), Path({run_dir!r}), {crash!r}
-if crash is not None:
-    crashing.install(TaskKind(crash[0]), crash[1], folder)
-fake_daemon.tell_tasks(folder)
-if {told_early!r}:
-    fake_daemon.tell_to_stop_early()
-host = make_host(folder, run_dir)
-server.DRAIN_TIMEOUT_S = 1  # clients that are not answered by then wait for ever
-commands.host_settings = lambda _: host.settings
-settings = Settings(
-    socket=run_dir / "forkd.sock",
-    state_dir=host.settings.state_dir,
-    bind=Bind("127.0.0.1", 0) if {tcp!r} else None,
-)
-sys.exit(commands.serve(settings, log_file=folder / "log", detach=False))
-"""
-
 TASKS = "tasks"
 """The file in which a daemon that was sent `SIGUSR1` names its tasks, one a line."""
 
 END_TIMEOUT_S = 60.0
+
+warm.wanted.append(__name__)
 
 
 class FakeDaemon:
@@ -110,17 +84,14 @@ class FakeDaemon:
         return told.read_text().splitlines()
 
     def __enter__(self) -> Self:
-        script = SERVE.format(
-            root=str(ROOT),
-            source=str(ROOT / "src"),
-            folder=str(self.host.folder),
-            run_dir=str(self.host.settings.run_dir),
+        self._process = warm.start(
+            serve,
+            folder=self.host.folder,
+            run_dir=self.host.settings.run_dir,
             crash=self._crash,
             tcp=self._tcp,
             told_early=self._told_early,
         )
-        self._process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)  # noqa: S603 - our own
-        assert self._process.stdout is not None
         said = json.loads(self._process.stdout.readline())
         assert said["event"] == "listening", said
         self.tcp_url = said["urls"][1] if self._tcp else ""
@@ -136,13 +107,32 @@ class FakeDaemon:
         if self._process.poll() is None:
             self._process.terminate()
         self.until_ended()
-        assert self._process.stdout is not None
         self._process.stdout.close()
 
     def until_ended(self) -> int:
         """Return its exit status, once it has ended."""
         self.status = self._process.wait(END_TIMEOUT_S)
         return self.status
+
+
+def serve(
+    *, folder: Path, run_dir: Path, crash: tuple[str, ...] | None, tcp: bool, told_early: bool
+) -> int:
+    """Be the daemon; return its exit status."""
+    if crash is not None:
+        crashing.install(TaskKind(crash[0]), crash[1], folder)
+    tell_tasks(folder)
+    if told_early:
+        tell_to_stop_early()
+    host = make_host(folder, run_dir)
+    server.DRAIN_TIMEOUT_S = 1  # clients that are not answered by then wait for ever
+    vars(commands)["host_settings"] = lambda _: host.settings
+    settings = Settings(
+        socket=run_dir / "forkd.sock",
+        state_dir=host.settings.state_dir,
+        bind=Bind("127.0.0.1", 0) if tcp else None,
+    )
+    return commands.serve(settings, log_file=folder / "log", detach=False)
 
 
 def tell_to_stop_early() -> None:

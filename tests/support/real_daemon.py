@@ -6,18 +6,18 @@ import contextlib
 import json
 import shutil
 import signal
-import subprocess
-import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from forkd.daemon import commands
 from forkd.daemon.app import create_app
 from forkd.daemon.server import listening
-from forkd.daemon.settings import Settings
+from forkd.daemon.settings import Bind, Settings
 from forkd.service.settings import DiskPolicy
-from tests.support import processes
+from tests.support import processes, warm
 from tests.support.callers import CALLER
 from tests.support.host_settings import settings_in
-from tests.support.real_host import ROOT, STATE_PARENT, fresh_folders, names_of
+from tests.support.real_host import STATE_PARENT, fresh_folders, names_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -30,26 +30,9 @@ if TYPE_CHECKING:
 DISKS = DiskPolicy()
 """What private disk layers may take if a test does not say."""
 
-SERVE = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-sys.path[:0] = [{root!r}]
-from forkd.loading import without_collecting
-with without_collecting():
-    from forkd.daemon import commands
-    from forkd.daemon.settings import Settings
-    from forkd.service.settings import DiskPolicy
-    from tests.support.host_settings import settings_in
-
-state, run_dir = Path({state!r}), Path({run_dir!r})
-commands.host_settings = lambda _: replace(settings_in(state, run_dir), disks={disks!r})
-settings = Settings(socket=run_dir / "forkd.sock", state_dir=state, bind={bind!r})
-sys.exit(commands.serve(settings, log_file=run_dir / "log", detach=False))
-"""
-"""The daemon as it is, except that it shares neither cgroups nor addresses with another."""
-
 END_TIMEOUT_S = 60.0
+
+warm.wanted.append(__name__)
 
 
 @contextlib.asynccontextmanager
@@ -83,6 +66,14 @@ def running_daemon(
         made.remove()
 
 
+def serve(*, state: Path, run_dir: Path, disks: DiskPolicy, bind: Bind | None) -> int:
+    """Be the daemon as it is, except that it shares neither cgroups nor addresses with another."""
+    host = settings_in(state, run_dir)
+    vars(commands)["host_settings"] = lambda _: replace(host, disks=disks)
+    settings = Settings(socket=run_dir / "forkd.sock", state_dir=state, bind=bind)
+    return commands.serve(settings, log_file=run_dir / "log", detach=False)
+
+
 class Daemon:
     """A daemon on folders of its own, which may be killed and started again.
 
@@ -96,11 +87,11 @@ class Daemon:
     ) -> None:
         self.state, self.run_dir = fresh_folders(state_parent)
         self._disks = disks
-        self._bind = "127.0.0.1:0" if tcp else None
+        self._bind = Bind("127.0.0.1", 0) if tcp else None
         self.tcp_url = ""
         self.settings = settings_in(self.state, self.run_dir)
         self.url = f"unix://{self.run_dir / 'forkd.sock'}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: warm.Process | None = None
 
     @property
     def names(self) -> Names:
@@ -109,15 +100,9 @@ class Daemon:
 
     def start(self) -> None:
         """Start it; it listens when this returns."""
-        script = SERVE.format(
-            root=str(ROOT),
-            state=str(self.state),
-            run_dir=str(self.run_dir),
-            disks=self._disks,
-            bind=self._bind,
+        self._process = warm.start(
+            serve, state=self.state, run_dir=self.run_dir, disks=self._disks, bind=self._bind
         )
-        self._process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)  # noqa: S603 - our own
-        assert self._process.stdout is not None
         said = json.loads(self._process.stdout.readline())
         assert said["event"] == "listening"
         _, self.tcp_url = (*said["urls"], "")[:2]
@@ -134,7 +119,6 @@ class Daemon:
             process, self._process = self._process, None
             process.send_signal(number)
             process.wait(END_TIMEOUT_S)
-            assert process.stdout is not None
             process.stdout.close()
 
     def remove(self) -> None:
