@@ -36,8 +36,8 @@ Environment=FORKD_VMM={host}/fake-vmm FORKD_AGENT={host}/agent FORKD_RECIPE_DIRS
 
 
 @pytest.fixture
-def machine() -> Iterator[SystemdRoot]:
-    """A systemd with the unit, whose daemon has the fake VMM; three sandboxes run."""
+def serving() -> Iterator[SystemdRoot]:
+    """A systemd with the unit, whose daemon has the fake VMM."""
     with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as name:
         folder = Path(name)
         host = folder / "host"
@@ -51,8 +51,14 @@ def machine() -> Iterator[SystemdRoot]:
                 f" cp {folder}/drop-in /etc/systemd/system/forkd.service.d/override.conf &&"
                 " forkd host install-service --yes"
             )
-            machine.run("forkd snapshot create py --recipe fake && forkd fork py -n 3")
             yield machine
+
+
+@pytest.fixture
+def machine(serving: SystemdRoot) -> SystemdRoot:
+    """The same, in which three sandboxes run."""
+    serving.run("forkd snapshot create py --recipe fake && forkd fork py -n 3")
+    return serving
 
 
 def sandboxes(machine: SystemdRoot) -> list[str]:
@@ -104,36 +110,36 @@ UNITS = "/etc/systemd/system/forkd.service /etc/systemd/system/forkd.socket"
 
 
 def test_units_are_put_in_place_once_and_taken_back_unless_they_were_changed(
-    machine: SystemdRoot,
+    serving: SystemdRoot,
 ) -> None:
-    written = machine.run(f"sha256sum {UNITS}")
-    assert f"ExecStart={PROGRAMS}/forkd-daemon serve" in machine.run(f"cat {UNITS}")
-    assert "SocketGroup" not in machine.run(f"cat {UNITS}"), "this host has no such group"
+    written = serving.run(f"sha256sum {UNITS}")
+    assert f"ExecStart={PROGRAMS}/forkd-daemon serve" in serving.run(f"cat {UNITS}")
+    assert "SocketGroup" not in serving.run(f"cat {UNITS}"), "this host has no such group"
 
-    said = machine.run("forkd host install-service --yes")
+    said = serving.run("forkd host install-service --yes")
     assert said.count("there already") == 2
-    assert machine.run(f"sha256sum {UNITS}") == written
-    assert "nobody to ask" in machine.run("forkd host install-service", check=False)
-    assert "nothing was changed" in machine.run("forkd host remove-service --dry-run")
+    assert serving.run(f"sha256sum {UNITS}") == written
+    assert "nobody to ask" in serving.run("forkd host install-service", check=False)
+    assert "nothing was changed" in serving.run("forkd host remove-service --dry-run")
 
-    machine.run("groupadd --system forkd")  # so that the socket's file is another
-    said = machine.run("forkd host install-service --yes")
+    serving.run("groupadd --system forkd")  # so that the socket's file is another
+    said = serving.run("forkd host install-service --yes")
     assert "forkd.socket: to write again" in said
-    assert "SocketGroup=forkd" in machine.run(f"cat {UNITS}")
+    assert "SocketGroup=forkd" in serving.run(f"cat {UNITS}")
 
-    machine.run("sed -i s/WatchdogSec=60/WatchdogSec=61/ /etc/systemd/system/forkd.service")
-    said = machine.run("forkd host install-service --yes", check=False)
+    serving.run("sed -i s/WatchdogSec=60/WatchdogSec=61/ /etc/systemd/system/forkd.service")
+    said = serving.run("forkd host install-service --yes", check=False)
     assert "forkd.service is not as `forkd host install-service` has made it" in said
-    said = machine.run("forkd host remove-service --yes", check=False)
+    said = serving.run("forkd host remove-service --yes", check=False)
     assert "forkd.service: stays: it was changed since" in said
-    assert machine.run(f"ls {UNITS}", check=False).count("No such file") == 1
+    assert serving.run(f"ls {UNITS}", check=False).count("No such file") == 1
 
-    machine.run("rm /etc/systemd/system/forkd.service && mkdir -p /usr/lib/systemd/system")
-    machine.run("touch /usr/lib/systemd/system/forkd.service")
-    said = machine.run("forkd host install-service --yes", check=False)
+    serving.run("rm /etc/systemd/system/forkd.service && mkdir -p /usr/lib/systemd/system")
+    serving.run("touch /usr/lib/systemd/system/forkd.service")
+    said = serving.run("forkd host install-service --yes", check=False)
     assert "a package has /usr/lib/systemd/system/forkd.service already" in said
-    assert "nothing to remove" in machine.run("forkd host remove-service --yes")
-    machine.run("systemctl kill forkd; forkd-daemon uninstall --state")
+    assert "nothing to remove" in serving.run("forkd host remove-service --yes")
+    serving.run("systemctl kill forkd; forkd-daemon uninstall --state")
 
 
 async def test_a_daemon_that_hangs_is_ended_and_started_again(machine: SystemdRoot) -> None:
