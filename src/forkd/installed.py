@@ -30,6 +30,12 @@ EXTRAS = {
 }
 """The modules that each extra brings."""
 
+INSTALLERS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install"}
+"""Files in the environments of installers of programs, and the commands that make those."""
+
+UNIX_MODULES = ("fcntl", "grp", "pwd", "resource", "termios", "tty")
+"""Modules of the standard library that Python has on Unix alone, and that some commands need."""
+
 PROGRAMS = {"forkd", "forkd-daemon"}
 """What an installer makes programs of."""
 
@@ -81,9 +87,22 @@ def lacking(extra: str) -> str | None:
     return _advice(missing[0], extra) if missing else None
 
 
+def has_unix_modules() -> bool:
+    """Whether Python has the modules of `UNIX_MODULES`, as on every Unix."""
+    try:
+        return all(find_spec(name) is not None for name in UNIX_MODULES)
+    except ImportError:
+        return False
+
+
 def advice(module: str | None) -> str | None:
-    """Return what to run for a module that could not be imported; None if no extra brings it."""
+    """Return what to do about a module that could not be imported; None if nobody knows."""
     top = (module or "").partition(".")[0]
+    if top in UNIX_MODULES:
+        return (
+            f"this command needs Python's module {top}, which {sys.platform} does not have: use "
+            "it on Linux, or set FORKD_URL and FORKD_TOKEN to use the daemon of a Linux host"
+        )
     for extra, modules in EXTRAS.items():
         if top in modules:
             return _advice(top, extra)
@@ -92,6 +111,14 @@ def advice(module: str | None) -> str | None:
 
 def _advice(module: str, extra: str) -> str:
     return (
-        f"the Python package {module} is not installed: `pip install '{DISTRIBUTION}[{extra}]'` "
+        f"the Python package {module} is not installed: `{_install_command(extra)}` "
         "installs it and what else is needed"
     )
+
+
+def _install_command(extra: str) -> str:
+    """Return what installs an extra, by the installer that has made this environment."""
+    for record, command in INSTALLERS.items():
+        if os.path.exists(os.path.join(sys.prefix, record)):  # noqa: PTH110, PTH118 - as above
+            return f"{command} --force '{DISTRIBUTION}[{extra}] @ URL-OF-THE-WHEEL'"
+    return f"pip install '{DISTRIBUTION}[{extra}]'"

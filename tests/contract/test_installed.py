@@ -159,3 +159,30 @@ def test_a_program_whose_extra_is_missing_says_which(
     assert status == 1
     assert said.startswith(f"error: the Python package {module} is not installed: `pip install ")
     assert "Traceback" not in said
+
+
+def test_where_python_lacks_unixs_modules_all_commands_load_but_those_of_this_host() -> None:
+    code = """
+import importlib, sys
+from forkd.cli.commands import LISTED
+import forkd
+[getattr(forkd, name) for name in forkd.__all__]
+for file in sorted({each.file for each in LISTED.values()}):
+    try:
+        importlib.import_module("forkd.cli." + file)
+    except ModuleNotFoundError as error:
+        print(file, error.name, file=sys.stderr)
+"""
+    status, said = run(ROOT / "src", f"exec({code!r})", hidden=installed.UNIX_MODULES)
+
+    assert (status, said.splitlines()) == (0, ["host fcntl", "quickstart fcntl"])
+
+
+def test_a_command_that_needs_unix_says_so_in_a_line() -> None:
+    code = "from forkd.cli.__main__ import main; main()"
+
+    status, said = run(ROOT / "src", code, "up", hidden=installed.UNIX_MODULES)
+
+    assert (status, said.count("\n")) == (1, 2)
+    assert said.startswith("error: this command needs Python's module fcntl, which ")
+    assert "FORKD_URL" in said

@@ -178,7 +178,7 @@ def test_an_image_that_is_built_here_is_checked_against_the_daemons_memory(
         told.append((memory.max_mib(), memory.asked_mib))
         return recipe
 
-    monkeypatch.setattr("forkd.cli.host.image_building.prepare", prepare)
+    monkeypatch.setattr("forkd.machine.build.prepare", prepare)
 
     assert forkd("snapshot", "create", "a", "-r", "good", *options).code == 0
     total_mib = forkd("host", "show", "-o", "{memory_total_mib}").out.strip()

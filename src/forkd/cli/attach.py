@@ -13,9 +13,7 @@ import os
 import signal
 import socket
 import sys
-import termios
 import threading
-import tty as terminal
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -34,10 +32,16 @@ READ_BYTES = 64 * 1024
 SIZE_UNKNOWN = (24, 80)
 """Rows and columns of a terminal that does not say, as one on a serial line does not."""
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+def _signals(*names: str) -> tuple[signal.Signals, ...]:
+    """Return the signals of these names that this system has; Windows has few."""
+    return tuple(each for each in signal.Signals if each.name in names)
+
+
+PASSED_ON = _signals("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 """Signals that the program gets in our place, unless it has a terminal, where keys do that."""
 
-_PASSED_ON_WITH_TTY = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP)
+_PASSED_ON_WITH_TTY = _signals("SIGWINCH", "SIGTERM", "SIGHUP")
 
 
 def attached(  # noqa: PLR0913 - what a program is run with
@@ -113,7 +117,7 @@ def _send_signals(
             # If the program has ended the main thread hears of it itself, and numbers are still to
             # be read: the interpreter complains of a wakeup descriptor that nobody reads.
             with suppress(ForkdError):
-                if number == signal.SIGWINCH:
+                if number in _signals("SIGWINCH"):
                     process.resize(*_size())
                 else:
                     process.send_signal(number)
@@ -143,6 +147,9 @@ def _pass_on(_: int, __: FrameType | None) -> None:
 @contextmanager
 def _raw(descriptor: int) -> Iterator[None]:
     """Let every key reach the program, those typed ahead too; at the end all is as before."""
+    import termios  # noqa: PLC0415 - Unix's alone, and only a terminal needs it
+    import tty as terminal  # noqa: PLC0415 - as above
+
     before = termios.tcgetattr(descriptor)
     terminal.setraw(descriptor, termios.TCSADRAIN)
     try:

@@ -11,8 +11,8 @@ import typer
 
 from forkd.cli import complete, render
 from forkd.cli.context import shared
-from forkd.cli.host import prepared
 from forkd.cli.images import MACHINE, MachineDisk, MachineMemory, Vcpus
+from forkd.cli.local_builds import prepared
 from forkd.cli.names import network_rule
 from forkd.cli.options import Json
 from forkd.cli.units import duration

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -14,12 +13,10 @@ from forkd.cli.context import shared
 from forkd.cli.options import Json
 from forkd.cli.sandboxes import kill_each
 from forkd.errors import InvalidRequest, NotFound, TransportError
-from forkd.machine import build as image_building
 from forkd.machine import lifecycle
 from forkd.machine.kernel import default_cache
 from forkd.sdk import Client
 from forkd.sdk._endpoint import state_dir
-from forkd.sdk._recipes import find_local
 
 if TYPE_CHECKING:
     from forkd.cli.help_text import Commands
@@ -127,22 +124,3 @@ def _ask_to_purge(*, as_json: bool) -> None:
     question = f"Remove all snapshots, images and kernels in {state_dir()} and {default_cache()}?"
     if not typer.confirm(question, err=True):
         raise typer.Exit(1)
-
-
-def prepared(
-    recipe: str,
-    client: Client,
-    steps: render.Steps,
-    memory: image_building.Memory | None = None,
-) -> Path | str:
-    """Return what a client is given for a recipe, its image built here if it should be."""
-    found = find_local(recipe) or recipe
-    return image_building.prepare(found, client.endpoint.url, state_dir(), steps, memory=memory)
-
-
-def prepared_to_bake(
-    recipe: str, client: Client, steps: render.Steps, memory_mib: int | None
-) -> Path | str:
-    """Return the same for a recipe whose machine is baked, if there is memory for it."""
-    room = image_building.Memory(lambda: client.host().memory_total_mib, memory_mib)
-    return prepared(recipe, client, steps, room)

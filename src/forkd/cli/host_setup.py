@@ -14,7 +14,6 @@ from forkd.cli.context import shared
 from forkd.cli.help_text import Commands
 from forkd.cli.options import Json, Output
 from forkd.cli.units import MIB, counted, shown_duration, shown_size
-from forkd.machine import host_setup
 
 if TYPE_CHECKING:
     from forkd.wire.v2 import HostInfo
@@ -155,6 +154,8 @@ def _on_this_host(command: str, flags: dict[str, bool], values: Mapping[str, obj
     """
     given = [flag for flag, is_given in flags.items() if is_given]
     given += [f"{flag}={value}" for flag, value in values.items() if value is not None]
+    from forkd.machine import host_setup  # noqa: PLC0415 - Unix's alone, unlike `host show`
+
     words = host_setup.command(command, *given)
     raise typer.Exit(subprocess.run(words, check=False).returncode)  # noqa: S603 - our own program
 

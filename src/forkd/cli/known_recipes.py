@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 def known(client: Client) -> list[HostRecipe]:
     """Return the recipes that can be given by name, by name."""
-    from forkd.machine import build  # noqa: PLC0415 - `forkd --help` should not wait for it
-    from forkd.sdk._endpoint import state_dir  # noqa: PLC0415 - as above
+    from forkd.cli import local_builds  # noqa: PLC0415 - `forkd --help` should not wait for it
 
     found = {each.name: each for each in client.recipes.list()}
-    for path in build.recipes_here(client.endpoint.url, state_dir()):
+    for path in local_builds.recipes_here(client):
         found.setdefault(path.parent.name, _listed(path))
     return [found[name] for name in sorted(found)]
 

@@ -15,7 +15,7 @@ import typer
 from forkd import checks, installed
 from forkd.cli import render
 from forkd.cli.context import shared
-from forkd.cli.host import prepared_to_bake
+from forkd.cli.local_builds import prepared_to_bake
 from forkd.cli.options import Json
 from forkd.errors import ForkdError, HostError, InvalidRequest
 from forkd.machine import host_setup, lifecycle

@@ -62,7 +62,7 @@ LEASE_S_MIN = 1.0
 RENEWALS = 3
 """How often the end of a sandbox is moved before it would come."""
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)
+ENDING = tuple(each for each in signal.Signals if each.name in {"SIGTERM", "SIGHUP"})
 """Signals of which this process ends while no program has them; Ctrl-C raises already."""
 
 

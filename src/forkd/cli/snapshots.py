@@ -9,8 +9,8 @@ import typer
 from forkd.cli import complete, render, tables
 from forkd.cli.context import shared
 from forkd.cli.help_text import Commands
-from forkd.cli.host import prepared_to_bake
 from forkd.cli.images import Image, MachineDisk, MachineMemory, Ready, Run, Vcpus
+from forkd.cli.local_builds import prepared_to_bake
 from forkd.cli.names import machine, network_rule
 from forkd.cli.options import Json, NewTag, NoTrunc, Output, Tag, Tags
 from forkd.cli.tables import Column, short_ids, time_shown

@@ -6,9 +6,7 @@ import contextlib
 import os
 import select
 import sys
-import termios
 import time
-import tty
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -200,6 +198,9 @@ def _keys() -> Iterator[Pressed]:
     if not os.isatty(descriptor):
         yield Pressed(None)
         return
+    import termios  # noqa: PLC0415 - Unix's alone, and only a terminal needs it
+    import tty  # noqa: PLC0415 - as above
+
     before = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)
