@@ -38,6 +38,7 @@ EXCEPTIONS = {
     "cli/": "the client side, which may not load forkd.host",
     "executor/": "the client side, and what runs in guests",
     "mcp/": "the client side, which may not load forkd.host",
+    "listeners.py": "both sides load it",
     "machine/": "the client side, which may not load forkd.host",
     "sdk/": "the client side, which may not load forkd.host",
     "testing/": "the client side, which may not load forkd.host",

@@ -182,7 +182,9 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_forked(
         other = free_port()
         ended = forkd("run", "-p", f"{other}:80", "-p", f"{port}:80", "warm", "echo")
     assert (ended.code, ended.out) == (125, "")
-    assert f"port {port} of 127.0.0.1 is in use on this host: name another port" in ended.err
+    us = f"process {os.getpid()} ("
+    assert f"port {port} of 127.0.0.1 is in use by {us}" in ended.err
+    assert " on this host: name another port, or 0 for a free one" in ended.err
     assert not daemon.service.running
     assert not is_open(other)
 

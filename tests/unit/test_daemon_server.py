@@ -14,7 +14,7 @@ import pytest
 from forkd.daemon.app import create_app
 from forkd.daemon.server import listening, told_to_stop
 from forkd.daemon.settings import Bind, Settings
-from forkd.errors import Conflict, HostError
+from forkd.errors import Conflict
 from tests.support.fake_service import FakeService
 from tests.support.no_records import no_tokens
 
@@ -71,10 +71,12 @@ async def test_an_address_in_use_is_an_error_that_names_it(app: FastAPI, tmp_pat
         port = taken.getsockname()[1]
         settings = Settings(socket=path, bind=Bind("127.0.0.1", port), state_dir=tmp_path)
 
-        with pytest.raises(HostError, match=f"127.0.0.1:{port}"):
+        with pytest.raises(Conflict, match=f"cannot listen on 127.0.0.1:{port}, .*") as refused:
             async with listening(app, settings, no_tokens()):
                 pass
 
+    assert f"in use by process {os.getpid()} (" in str(refused.value)
+    assert str(refused.value).endswith("or set FORKD_BIND to another port")
     assert not path.exists()
 
 

@@ -263,7 +263,7 @@ def test_an_address_that_cannot_be_listened_on_is_named(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Conflict, match=f"port {port} of 127.0.0.1 is in use on this host"):
+        with pytest.raises(Conflict, match=f"port {port} of 127.0.0.1 is in use by process"):
             sandbox.forward(80, host_port=port).__enter__()
     for host, words in (
         ("example.com", "is not an address to listen on"),

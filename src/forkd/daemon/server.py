@@ -13,10 +13,12 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass
+from errno import EADDRINUSE
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from forkd import listeners
 from forkd.daemon.activation import HandedSockets
 from forkd.daemon.auditing import Auditor
 from forkd.daemon.auth import BySocket, ByToken, FileToken, ServedNames, obtain_token
@@ -27,7 +29,7 @@ from forkd.daemon.logins import FailedLogins
 from forkd.daemon.reloading import Reloads
 from forkd.daemon.requests import Requests
 from forkd.daemon.tls import certificates
-from forkd.errors import Conflict
+from forkd.errors import Conflict, HostError
 from forkd.host import files, signals, sockets
 from forkd.limits import MESSAGE_BYTES_MAX
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from forkd.daemon.clients import ClientLimits
-    from forkd.daemon.settings import Settings
+    from forkd.daemon.settings import Bind, Settings
     from forkd.daemon.tls import Certificates
     from forkd.service.tokens import Tokens
 
@@ -98,7 +100,7 @@ async def listening(  # noqa: PLR0913 - each is for tests to set
         handed: What listens at these addresses already.
 
     Raises:
-        Conflict: Another daemon listens there.
+        Conflict: Another daemon, or another program, listens there.
         HostError: The kernel refused an address.
         InvalidRequest: A file of a token or of TLS is unusable, or others may read it.
     """
@@ -177,16 +179,31 @@ def _tcp(  # noqa: PLR0913, PLR0917 - what an address has
     stack: contextlib.ExitStack,
 ) -> _Served:
     assert settings.bind is not None  # noqa: S101 - `listening` has looked
-    bound = stack.enter_context(
-        handed.tcp or sockets.bind_tcp(settings.bind.host, settings.bind.port, BACKLOG)
-    )
+    bound = stack.enter_context(handed.tcp or _tcp_socket(settings.bind))
     host, port = bound.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
     if tls is None:
         server, scheme = _Server(Gate(limits, **_options(app))), "http"
     else:
         server, scheme = _Server(TlsGate(limits, tls, auditor, **_options(app))), "https"
-    return _Served(server, bound, f"{scheme}://{shown}:{port}")
+    return _Served(server, bound, f"{scheme}://{_shown(host, port)}")
+
+
+def _shown(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _tcp_socket(at: Bind) -> sockets.Socket:
+    try:
+        return sockets.bind_tcp(at.host, at.port, BACKLOG)
+    except HostError as error:
+        if error.context.get("errno") != EADDRINUSE:
+            raise
+        raise Conflict(
+            f"cannot listen on {_shown(at.host, at.port)}, which is "
+            f"{listeners.in_use(at.host, at.port)}: end that program, or set FORKD_BIND to "
+            "another port",
+            field="bind",
+        ) from error
 
 
 def _options(app: ASGIApp) -> dict[str, Any]:

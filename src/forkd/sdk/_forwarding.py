@@ -17,6 +17,7 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from forkd import listeners
 from forkd.errors import Conflict, ForkdError, InvalidRequest
 from forkd.limits import PORT_MAX
 from forkd.sdk._transport import async_socket
@@ -74,7 +75,8 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 def _unavailable(host: str, port: int, error: OSError) -> ForkdError:
     if error.errno == errno.EADDRINUSE:
         return Conflict(
-            f"port {port} of {host} is in use on this host: name another port, or 0 for a free one"
+            f"port {port} of {host} is {listeners.in_use(host, port)} on this host: name another "
+            "port, or 0 for a free one"
         )
     if error.errno == errno.EACCES:
         return InvalidRequest(
