@@ -13,18 +13,21 @@ MAKEFLAGS += --no-print-directory
 ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
-.PHONY: help setup test-setup build binaries check static format lint types layers budgets test test-rust \
-        compile-rust-tests test-fuzz test-native test-machine test-intel soak shell machine-up machine-down in-machine \
+.PHONY: help check-host setup test-setup build binaries check static format lint types layers budgets test test-rust \
+        compile-rust-tests test-fuzz test-client test-native test-machine test-intel soak shell machine-up machine-down in-machine \
         bench demo demo-branch docs typescript wheel gen lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
+check-host:
+	@tools/check_host
+
 setup: $(STAMPS)/debian $(STAMPS)/venv ## Install what building and running need: packages, virtual environment
 
 test-setup: setup $(STAMPS)/test-packages $(STAMPS)/test-venv $(STAMPS)/release $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript ## Install what only tests and checks need besides
 
-$(STAMPS)/debian: tools/debian-packages.txt tools/install_debian_packages
+$(STAMPS)/debian: tools/debian-packages.txt tools/install_debian_packages | check-host
 	@tools/install_debian_packages
 	@mkdir -p $(STAMPS) && touch $@
 
@@ -120,6 +123,9 @@ compile-rust-tests: setup
 
 test-fuzz: setup ## A short, seeded run of every fuzz harness; fuzz/run.sh runs longer
 	@cargo test --quiet --release --locked --manifest-path fuzz/Cargo.toml
+
+test-client: setup $(STAMPS)/test-venv ## The client alone, against a daemon of another host, on each Python that it is for
+	@$(BIN)/pytest -v --soak --strict-needs $(if $(K),-k '$(K)') tests/functional/test_pythons.py
 
 test-native: build test-setup ## Tests that this host can run; K=word selects
 	@$(BIN)/pytest $(if $(K),-k '$(K)') $(ARGS) tests

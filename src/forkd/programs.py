@@ -7,6 +7,7 @@ imports nothing of either.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -33,6 +34,24 @@ _BUILT = ("build/bin", "target/x86_64-unknown-linux-gnu/release")
 _VARIABLES = {VMM: "FORKD_VMM", AGENT: "FORKD_AGENT"}
 
 
+SYSTEM, ARCHITECTURE = "Linux", "x86_64"
+"""Where machines run, and what the programs are built for."""
+
+
+def check_host() -> None:
+    """Return if the VMM and the agent can run on this host.
+
+    Raises:
+        HostError: It has another system or another processor.
+    """
+    found = f"{platform.system()} on {platform.machine()}"
+    if found != f"{SYSTEM} on {ARCHITECTURE}":
+        raise HostError(
+            f"forkd runs machines on {SYSTEM} on {ARCHITECTURE} only, and this host is {found}: "
+            "set FORKD_URL and FORKD_TOKEN to use the daemon of such a host from here"
+        )
+
+
 def find(name: str) -> Path:
     """Return the program called `name`.
 
@@ -40,8 +59,9 @@ def find(name: str) -> Path:
     built in this checkout, or came with this package, or is on `PATH`: the first of these.
 
     Raises:
-        HostError: It is nowhere.
+        HostError: It is nowhere, or cannot run here.
     """
+    check_host()
     for path in _candidates(name):
         if path.is_file() and os.access(path, os.X_OK):
             return path.absolute()

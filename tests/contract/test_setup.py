@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.support.docs import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FOR_TESTS = (
     "build/reference-client",
@@ -41,6 +48,26 @@ def test_the_setup_of_tests_brings_both() -> None:
     said = commands("test-setup")
 
     assert [each for each in ("-r requirements.lock", *FOR_TESTS) if each not in said] == []
+
+
+@pytest.mark.parametrize(("system", "machine"), [("Linux", "aarch64"), ("Darwin", "arm64")])
+def test_on_another_host_a_build_says_so_before_it_installs_anything(
+    system: str, machine: str, tmp_path: Path
+) -> None:
+    script = f"#!/bin/sh\n[ $1 = -s ] && echo {system} || echo {machine}\n"
+    (uname := tmp_path / "uname").write_text(script)
+    uname.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    done = subprocess.run(  # noqa: S603 - make
+        ["make", "build", f"STAMPS={tmp_path}"],  # noqa: S607 - make
+        cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+    assert done.returncode == 2
+    assert f"and this host is {system} on {machine}." in done.stderr
+    assert "the client alone works here" in done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["uname"]
 
 
 def test_each_debian_package_is_in_one_list() -> None:

@@ -167,3 +167,30 @@ def test_the_wheel_of_other_systems_is_the_client_alone(tmp_path: Path) -> None:
     assert wheel.name == f"forkd_vm-{VERSION}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         assert [each for each in archive.namelist() if "bundled" in each] == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "fits"),
+    [
+        ("manylinux_2_17_x86_64", True),
+        ("musllinux_1_1_x86_64", True),
+        ("manylinux_2_16_x86_64", False),
+        ("manylinux_2_17_aarch64", False),
+        ("macosx_14_0_arm64", False),
+    ],
+)
+def test_an_installer_takes_the_wheel_where_it_runs_and_leaves_nothing_elsewhere(
+    wheel: Path, tmp_path: Path, platform: str, *, fits: bool
+) -> None:
+    words = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
+    words += ["--only-binary", ":all:", "--platform", platform, "--target", str(tmp_path / "to")]
+    done = subprocess.run(  # noqa: S603 - pip's
+        [*words, str(wheel)], capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+    )
+
+    if fits:
+        assert (done.returncode, (tmp_path / "to/forkd").is_dir()) == (0, True), done.stderr
+        return
+    assert done.returncode == 1
+    assert f"{wheel.name} is not a supported wheel on this platform" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -253,3 +253,20 @@ def test_the_image_of_a_recipe_for_our_helper_machine_is_built_here(tmp_path: Pa
     assert prepared("python-numpy") == programs.RECIPES / "python-numpy"
     assert prepared("of-the-daemon") == "of-the-daemon"
     assert built == [tmp_path, programs.RECIPES / "python-numpy"]
+
+
+@pytest.mark.parametrize(("system", "machine"), [("Linux", "aarch64"), ("Darwin", "arm64")])
+def test_up_on_another_system_or_processor_names_both_and_leaves_nothing(
+    system: str, machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    told: list[str] = []
+
+    here = f"this host is {system} on {machine}: set FORKD_URL"
+    with pytest.raises(HostError, match=here):
+        lifecycle.up(tmp_path / "state", progress=told.append)
+    with pytest.raises(HostError, match=here):
+        programs.find(programs.VMM)
+
+    assert (told, list(tmp_path.iterdir())) == ([], [])

@@ -222,10 +222,11 @@ def up(
         progress: Told each step, and why the mode was chosen, in a sentence.
 
     Raises:
-        HostError: Something that is needed is missing, the daemon did not start, or one that runs
-            on this host does not answer.
+        HostError: This host has another system or processor, something that is needed is missing,
+            the daemon did not start, or one that runs on this host does not answer.
         EngineError: The daemon said why it could not start.
     """
+    programs.check_host()
     if (lack := installed.lacking("daemon") or installed.lacking("packs")) is not None:
         raise HostError(lack)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
