@@ -50,12 +50,14 @@ class FakeDaemon:
         crash: Sequence[str] | None = None,
         *,
         tcp: bool = False,
+        tls: tuple[Path, Path] | None = None,
         told_early: bool = False,
     ) -> None:
         self.host = host
         self._told_early = told_early
         self._crash = None if crash is None else tuple(map(str, crash))
         self._tcp = tcp
+        self._tls = tls
         self.tcp_url = ""
         self.status: int | None = None
         self.socket = host.settings.run_dir / "forkd.sock"
@@ -90,6 +92,7 @@ class FakeDaemon:
             run_dir=self.host.settings.run_dir,
             crash=self._crash,
             tcp=self._tcp,
+            tls=self._tls,
             told_early=self._told_early,
         )
         said = json.loads(self._process.stdout.readline())
@@ -115,8 +118,14 @@ class FakeDaemon:
         return self.status
 
 
-def serve(
-    *, folder: Path, run_dir: Path, crash: tuple[str, ...] | None, tcp: bool, told_early: bool
+def serve(  # noqa: PLR0913 - what a test chooses
+    *,
+    folder: Path,
+    run_dir: Path,
+    crash: tuple[str, ...] | None,
+    tcp: bool,
+    tls: tuple[Path, Path] | None,
+    told_early: bool,
 ) -> int:
     """Be the daemon; return its exit status."""
     if crash is not None:
@@ -127,10 +136,13 @@ def serve(
     host = make_host(folder, run_dir)
     server.DRAIN_TIMEOUT_S = 1  # clients that are not answered by then wait for ever
     vars(commands)["host_settings"] = lambda _: host.settings
+    cert, key = tls or (None, None)
     settings = Settings(
         socket=run_dir / "forkd.sock",
         state_dir=host.settings.state_dir,
         bind=Bind("127.0.0.1", 0) if tcp else None,
+        tls_cert=cert,
+        tls_key=key,
     )
     return commands.serve(settings, log_file=folder / "log", detach=False)
 

@@ -19,7 +19,7 @@ import fcntl
 import os
 import shutil
 import socket
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ import pytest
 
 from forkd.host.disks import disk_of
 from forkd.machine.qemu import CMDLINE
+from tests.support import pythons
 from tools import node
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "deb": lambda: any((ROOT / "build" / "deb").glob("forkd_*+deb12_*.deb")),
     "man": has_program("man"),
     "network": has_network,
+    **{f"python{each}": partial(pythons.is_available, each) for each in pythons.VERSIONS},
 }
 
 
