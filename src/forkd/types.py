@@ -36,6 +36,7 @@ from forkd.sdk._results import (
     Result,
     TreeInfo,
 )
+from forkd.sdk._sharing import Pushed
 from forkd.sdk._sync.builds import Builds
 from forkd.sdk._sync.collections import Images, SandboxCollection, Snapshots
 from forkd.sdk._sync.connection import Connection
@@ -124,6 +125,7 @@ __all__ = [
     "Pong",
     "Port",
     "ProgressEvent",
+    "Pushed",
     "Quotas",
     "RecipeInfo",
     "Recipes",

@@ -72,7 +72,9 @@ def at(server: registries.Registry, name: str = NAME) -> references.Reference:
 
 def push(reference: references.Reference, pack: bytes) -> artifacts.Pushed:
     with opened(reference) as registry:
-        return artifacts.push(registry, reference, io.BytesIO(pack), lambda _: None)
+        *_, pushed = artifacts.push(registry, reference, io.BytesIO(pack))
+    assert isinstance(pushed, artifacts.Pushed)
+    return pushed
 
 
 def pull(reference: references.Reference) -> bytes:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from forkd import Client
     from forkd.cli.help_text import Commands
     from forkd.packs.container import Head
-    from forkd.packs.references import Reference
     from forkd.wire import v2_packs
 
 READ_BYTES = 1024 * 1024
@@ -84,10 +83,11 @@ def pack(  # noqa: PLR0913 - a command has that many options
     path = output or Path(f"{tag}.forkpack")
     if path.exists() and not force:
         raise Conflict(f"{path} exists; --force replaces it")
+    signer = _key_name(key, unsigned=unsigned, as_json=json)
     with (
         shared.client(as_json=json) as client,
         render.steps(as_json=json) as steps,
-        _packed(client, tag, _secret(key, unsigned=unsigned, as_json=json)) as (head, pieces),
+        _packed(client, tag, signer) as (head, pieces),
         _written(path) as file,
     ):
         size = sum(map(file.write, _told(pieces, steps, "pack", f"packing {tag}")))
@@ -145,34 +145,38 @@ def push(  # noqa: PLR0913 - as above
       forkd push numpy registry.example.com/team/numpy:1.0
       forkd push numpy https://packs.example.com/team/
     """
-    from forkd.packs import references  # noqa: PLC0415 - slow to load
-    from forkd.packs.remote import Remote, shown, target_of  # noqa: PLC0415 - slow to load
-
     shared.as_json = json
-    if references.is_reference(url):
-        if version is not None:
-            raise InvalidRequest("a registry has tags; write NAME:TAG", field="version")
-        reference = references.parse(url, field="url")
-        secret = _secret(key, unsigned=unsigned, as_json=json)
-        _push_artifact(tag, reference, secret, cosign_key, plain_http=plain_http, as_json=json)
-        return
-    _only_of_registries(cosign_key, plain_http=plain_http)
-    place = target_of(url, tag, version)
-    secret = _secret(key, unsigned=unsigned, as_json=json)
-    with (
-        shared.client(as_json=json) as client,
-        render.steps(as_json=json) as steps,
-        tempfile.TemporaryFile() as file,
-        Remote(os.environ.get("FORKD_PACKS_TOKEN")) as remote,
-    ):
-        with _packed(client, tag, secret) as (head, pieces):
-            size = sum(map(file.write, _told(pieces, steps, "pack", f"packing {tag}")))
-        published = remote.push(file, place, head.key)
-    said = {"url": shown(url), "bytes": size, **_signer(head)}
-    if published is not None:
-        said |= {"name": tag, "version": published.version, "digest": published.digest}
-    name = tag if published is None else f"{tag}@{published.version}"
-    _report(f"{name}: {shown_size(size)}", said, as_json=json)
+    signer = _key_name(key, unsigned=unsigned, as_json=json)
+    with shared.client(as_json=json) as client, render.steps(as_json=json) as steps:
+        pushed = client.snapshots.push(
+            tag,
+            url,
+            version=version,
+            key=signer,
+            cosign_key=cosign_key,
+            plain_http=plain_http,
+            on_progress=steps,
+        )
+    shown = {"tag": pushed.tag, "links": pushed.links, "signed_by": pushed.signed_by}
+    if pushed.layers is not None:
+        said = {
+            "reference": pushed.target,
+            "digest": pushed.digest,
+            "bytes": pushed.bytes,
+            "sent_bytes": pushed.sent_bytes,
+            "layers": pushed.layers,
+            "sent_layers": pushed.sent_layers,
+            "cosign": cosign_key is not None,
+        }
+        sent = shown_size(pushed.sent_bytes or 0)
+        text = f"{pushed.target}: {shown_size(pushed.bytes)}, of which {sent} were sent"
+    else:
+        said = {"url": pushed.target, "bytes": pushed.bytes}
+        if pushed.version is not None:
+            said |= {"name": tag, "version": pushed.version, "digest": pushed.digest}
+        name = tag if pushed.version is None else f"{tag}@{pushed.version}"
+        text = f"{name}: {shown_size(pushed.bytes)}"
+    _report(text, said | shown, as_json=json)
 
 
 def pull(  # noqa: PLR0913 - as above
@@ -205,110 +209,28 @@ def pull(  # noqa: PLR0913 - as above
       forkd pull numpy@3 --from https://packs.example.com/team/
       forkd pull https://packs.example.com/team/numpy.forkpack
     """
-    from forkd.packs import references  # noqa: PLC0415 - slow to load
-    from forkd.packs.remote import Remote, source_of  # noqa: PLC0415 - slow to load
-
-    shared.as_json = json
-    if references.is_reference(source):
-        reference = references.parse(source, field="source")
-        with (
-            shared.client(as_json=json) as client,
-            _fetched(reference, cosign_key, plain_http=plain_http) as pieces,
-        ):
-            taken = _take(client, pieces, as_, allow_unsigned=allow_unsigned, as_json=json)
-        _report_taken(taken, as_json=json)
-        return
-    _only_of_registries(cosign_key, plain_http=plain_http)
-    place = source_of(source, folder or os.environ.get("FORKD_PACKS_URL"))
-    with (
-        shared.client(as_json=json) as client,
-        Remote(os.environ.get("FORKD_PACKS_TOKEN")) as remote,
-    ):
-        url, published = remote.find(place)
-        with remote.fetch(url, published) as pieces:
-            taken = _take(
-                client, pieces, as_ or place.name, allow_unsigned=allow_unsigned, as_json=json
-            )
+    with shared.client(as_json=json) as client, render.steps(as_json=json) as steps:
+        taken = client.snapshots.pull(
+            source,
+            as_,
+            folder=folder,
+            allow_unsigned=allow_unsigned,
+            cosign_key=cosign_key,
+            plain_http=plain_http,
+            on_progress=steps,
+        )
     _report_taken(taken, as_json=json)
 
 
-def _push_artifact(  # noqa: PLR0913 - what a push has
-    tag: str,
-    reference: Reference,
-    secret: bytes | None,
-    cosign_key: Path | None,
-    *,
-    plain_http: bool,
-    as_json: bool,
-) -> None:
-    from forkd.packs import artifacts, cosign, credentials  # noqa: PLC0415 - slow to load
-    from forkd.packs.registry import Registry  # noqa: PLC0415 - slow to load
-
-    if reference.digest is not None:
-        raise InvalidRequest(f"{reference}: a push makes the digest; write NAME:TAG", field="url")
-    signer = None if cosign_key is None else cosign.read_secret(cosign_key)
-    login = credentials.login_for(reference, os.environ)
-    with (
-        shared.client(as_json=as_json) as client,
-        render.steps(as_json=as_json) as steps,
-        tempfile.TemporaryFile() as file,
-        Registry(reference, login, plain_http=plain_http) as registry,
-    ):
-        with _packed(client, tag, secret) as (head, pieces):
-            size = sum(map(file.write, _told(pieces, steps, "pack", f"packing {tag}")))
-        file.seek(0)
-
-        def told(stored: int) -> None:
-            steps(_Step("push", f"pushing {reference}, {shown_size(stored)}", stored / size))
-
-        pushed = artifacts.push(registry, reference, file, told)
-        if signer is not None:
-            artifacts.sign(registry, reference, pushed.digest, signer)
-    said = {
-        "reference": str(reference),
-        "digest": pushed.digest,
-        "bytes": pushed.bytes,
-        "sent_bytes": pushed.sent_bytes,
-        "layers": pushed.layers,
-        "sent_layers": pushed.sent_layers,
-        "cosign": signer is not None,
-        **_signer(head),
-    }
-    sent = f"{shown_size(pushed.bytes)}, of which {shown_size(pushed.sent_bytes)} were sent"
-    _report(f"{reference}: {sent}", said, as_json=as_json)
-
-
 @contextmanager
-def _fetched(
-    reference: Reference, cosign_key: Path | None, *, plain_http: bool
-) -> Iterator[Iterator[bytes]]:
-    """Give the pieces of a pack in a registry."""
-    from forkd.packs import artifacts, cosign, credentials  # noqa: PLC0415 - slow to load
-    from forkd.packs.registry import Registry  # noqa: PLC0415 - slow to load
-
-    key = None if cosign_key is None else cosign.read_public(cosign_key)
-    login = credentials.login_for(reference, os.environ)
-    with Registry(reference, login, plain_http=plain_http) as registry:
-        yield artifacts.fetch(registry, reference, key)
-
-
-def _only_of_registries(cosign_key: Path | None, *, plain_http: bool) -> None:
-    if cosign_key is not None or plain_http:
-        name = "--plain-http" if cosign_key is None else "--cosign-key"
-        raise InvalidRequest(f"{name} is for registries; write REGISTRY/NAME:TAG", field="url")
-
-
-@contextmanager
-def _packed(
-    client: Client, tag: str, secret: bytes | None
-) -> Iterator[tuple[Head, Iterator[bytes]]]:
+def _packed(client: Client, tag: str, key: str | None) -> Iterator[tuple[Head, Iterator[bytes]]]:
     """Give a snapshot's pack as it comes, signed on the way."""
     from forkd.packs.container import Pieces, read_head  # noqa: PLC0415 - slow to load
 
     with client.snapshots.pack(tag) as pieces:
         source = Pieces(pieces)
         head = read_head(source)
-        head = head if secret is None else head.signed(secret)
+        head = head if key is None else head.signed(keyring(as_json=shared.as_json).secret(key))
         yield head, chain([head.encode()], source.rest())
 
 
@@ -321,27 +243,27 @@ def _take(
     as_json: bool,
 ) -> v2_packs.Unpacked:
     """Send a pack to the daemon, unless nobody who signed it is trusted."""
-    from forkd.packs.container import Pieces, check_trust, read_head  # noqa: PLC0415 - slow to load
+    from forkd.packs.container import checked  # noqa: PLC0415 - slow to load
 
     trusted = keyring(as_json=as_json).trusted()
-    source = Pieces(pieces)
-    head = read_head(source)
-    check_trust(head, trusted, allow_unsigned=allow_unsigned)
+    head, rest = checked(pieces, trusted, allow_unsigned=allow_unsigned)
     tag = name or head.manifest.head.tag
     with render.steps(as_json=as_json) as steps:
-        whole = _told(chain([head.encode()], source.rest()), steps, "unpack", f"unpacking {tag}")
+        whole = _told(chain([head.encode()], rest), steps, "unpack", f"unpacking {tag}")
         return client.snapshots.unpack(tag, whole, trusted=trusted, allow_unsigned=allow_unsigned)
 
 
-def _secret(name: str | None, *, unsigned: bool, as_json: bool) -> bytes | None:
+def _key_name(name: str | None, *, unsigned: bool, as_json: bool) -> str | None:
+    """Return the name of the key to sign with, which exists; None for no signature."""
     if unsigned:
         if name is not None:
             raise InvalidRequest("--key and --unsigned exclude each other", field="key")
         return None
     try:
-        return keyring(as_json=as_json).secret(name or DEFAULT)
+        keyring(as_json=as_json).secret(name or DEFAULT)
     except NotFound as error:
         raise InvalidRequest(f"{error}; --unsigned does without", field="key") from None
+    return name or DEFAULT
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from forkd.packs.container import CHUNK_HEAD, END, exactly, read_head
 from forkd.packs.registry import MANIFEST_TYPE, digest_of, parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -55,10 +55,8 @@ class Pushed:
     sent_bytes: int
 
 
-def push(
-    registry: Registry, reference: Reference, pack: Readable, told: Callable[[int], object]
-) -> Pushed:
-    """Store a pack under a tag; `told` is called with how many bytes of it are stored.
+def push(registry: Registry, reference: Reference, pack: Readable) -> Iterator[int | Pushed]:
+    """Store a pack under a tag: yields how many bytes of it are stored, and in the end what was.
 
     Raises:
         PackError: It is no pack.
@@ -72,14 +70,14 @@ def push(
             sent_layers, sent_bytes = sent_layers + 1, sent_bytes + len(data)
         layers.append(_descriptor(LAYER_TYPE, data))
         total += len(data)
-        told(total)
+        yield total
     if registry.put_blob(raw):
         sent_bytes += len(raw)
     manifest = _manifest(head, raw, layers)
     if len(manifest) > limits.ARTIFACT_MANIFEST_BYTES_MAX:
         raise PackError(f"the pack has too many layers: {len(layers)}", reason="limit")
     registry.put_manifest(reference.tag, manifest)
-    return Pushed(
+    yield Pushed(
         digest_of(manifest), len(layers), total + len(raw), sent_layers, sent_bytes + len(manifest)
     )
 

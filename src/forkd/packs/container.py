@@ -165,6 +165,16 @@ def check_trust(head: Head, trusted: Iterable[bytes], *, allow_unsigned: bool) -
     )
 
 
+def checked(
+    pieces: Iterable[bytes], trusted: Iterable[bytes], *, allow_unsigned: bool
+) -> tuple[Head, Iterator[bytes]]:
+    """Return the head of a pack that is trusted, as of `check_trust`, and what comes behind it."""
+    source = Pieces(pieces)
+    head = read_head(source)
+    check_trust(head, trusted, allow_unsigned=allow_unsigned)
+    return head, source.rest()
+
+
 def chunks_of(records: Iterable[bytes]) -> Iterator[bytes]:
     """Compress records into chunks; the last piece is the end of the pack."""
     compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)

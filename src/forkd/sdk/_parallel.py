@@ -6,6 +6,7 @@ The asynchronous flavour has tasks, the synchronous one threads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,7 @@ from forkd.errors import ForkdError, TransportError
 from forkd.sdk._archive import unpack_to
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
     from os import PathLike
     from types import TracebackType
 
@@ -70,6 +71,39 @@ async def async_aside(work: Callable[[], R]) -> R:
 def sync_aside(work: Callable[[], R]) -> R:
     """Do work that reads files of this host."""
     return work()
+
+
+@contextlib.asynccontextmanager
+async def async_apart(steps: Generator[R, None, None]) -> AsyncIterator[AsyncIterator[R]]:
+    """Give what `steps` yields, which blocks: each step is in another thread.
+
+    `steps` is closed when the block is left.  The step under way then ends first, because a
+    thread cannot be interrupted.
+    """
+    running: asyncio.Task[R | None] | None = None
+
+    async def each() -> AsyncIterator[R]:
+        nonlocal running
+        while True:
+            running = asyncio.create_task(asyncio.to_thread(next, steps, None))
+            step = await asyncio.shield(running)
+            if step is None:
+                return
+            yield step
+
+    try:
+        yield each()
+    finally:
+        if running is not None:
+            await asyncio.gather(running, return_exceptions=True)
+        await asyncio.to_thread(steps.close)
+
+
+@contextlib.contextmanager
+def sync_apart(steps: Generator[R, None, None]) -> Iterator[Iterator[R]]:
+    """Give what `steps` yields; it is closed when the block is left."""
+    with contextlib.closing(steps):
+        yield steps
 
 
 async def async_told(callback: Callable[[R], object], piece: R) -> None:

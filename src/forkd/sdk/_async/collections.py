@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
+from forkd.sdk._async.packs import AsyncPacks
 from forkd.sdk._async.recipes import image_snapshot
 from forkd.sdk._async.sandbox import sandbox_of
 from forkd.sdk._requests import build, explicit, shell_lines
@@ -25,12 +25,11 @@ from forkd.wire.v2 import (
     SnapshotInfoDetail,
 )
 from forkd.wire.v2_images import CachedImageInfo, ImageSnapshot
-from forkd.wire.v2_packs import Unpacked
 from forkd.wire.v2_rights import SnapshotShare
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from os import PathLike
 
     from forkd.sdk._async.http import AsyncHttp
@@ -51,7 +50,7 @@ PAGE_SIZE = 100
 """How many elements of a list one request asks for, unless the caller says otherwise."""
 
 
-class AsyncSnapshots:
+class AsyncSnapshots(AsyncPacks):
     """The snapshots of a daemon."""
 
     def __init__(self, http: AsyncHttp, recipes: AsyncRecipes) -> None:
@@ -263,47 +262,6 @@ class AsyncSnapshots:
             "/v2/snapshots:gc",
             body=build(SnapshotGc, dry_run=dry_run),
             timeout_s=WRITE_TIMEOUT_S,
-        )
-
-    @asynccontextmanager
-    async def pack(self, tag: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Pack a snapshot and all that it depends on: gives an iterator of an unsigned pack.
-
-        Raises:
-            Conflict: It is being written.
-            StoreError: Something of it is missing or damaged.
-        """
-        path = f"/v2/snapshots/{self._http.quoted(tag)}/pack"
-        async with self._http.streamed(path) as answer:
-            yield answer.aiter_bytes()
-
-    async def unpack(
-        self,
-        tag: str,
-        contents: bytes | AsyncIterable[bytes],
-        *,
-        trusted: Sequence[bytes] = (),
-        allow_unsigned: bool = False,
-    ) -> Unpacked:
-        """Take a pack: all of it, or nothing.
-
-        Args:
-            tag: What its head is called here.
-            contents: The pack; an iterable is sent as it comes.
-            trusted: Public keys, of 32 bytes each, whose signature is believed.
-            allow_unsigned: Accept the pack regardless of its signature, or of none.
-
-        Raises:
-            PackError: It is damaged, hostile, unsigned or not trusted.
-            Conflict: Another snapshot has the name.
-        """
-        query = {
-            "trusted": ",".join(key.hex() for key in trusted),
-            "allow_unsigned": allow_unsigned or None,
-        }
-        path = f"/v2/snapshots/{self._http.quoted(tag)}/pack"
-        return await self._http.call(
-            Unpacked, "PUT", path, query=query, content=contents, timeout_s=None
         )
 
 
