@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forkd.daemon.pages import by_age
 from forkd.engine.process import CONFIG_OPTION, KILL_TIMEOUT_S, LOG_FILE
 from forkd.errors import Conflict, HostError
 from forkd.host import proc
 from forkd.host.spawn import Process
+from forkd.model.paging import PageRequest
 from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.service import recovery, seeds
 from forkd.service.host import DATABASE_FILE
@@ -97,6 +99,25 @@ async def test_sandboxes_outlive_a_killed_daemon_and_are_adopted(fake_host: Fake
 
         assert fake_host.vmm_processes() == []
         assert fake_host.left_over() == []
+
+
+async def test_sandboxes_are_listed_in_the_order_in_which_a_fork_names_them_also_once_adopted(
+    fake_host: FakeHost,
+) -> None:
+    await baked(fake_host)
+    async with fake_host.service() as service:
+        forks = [await service.sandboxes.fork(CALLER, TAG, n, ForkOptions()) for n in (6, 2)]
+        made = [each.id for fork in forks for each in fork.sandboxes]
+        before = await service.sandboxes.list(CALLER)
+
+    async with fake_host.service() as service:
+        after = await service.sandboxes.list(CALLER)
+        for sandbox in after:
+            await service.sandboxes.delete(CALLER, sandbox.id)
+
+    assert [each.id for each in before] == made
+    assert [each.id for each in after] == made
+    assert [each.id for each in PageRequest(limit=8).of(after, by_age).items] == made
 
 
 async def test_a_seed_that_was_still_writing_is_left_to_its_siblings_and_ends_with_them(

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from forkd.engine.configs import ChildConfig
@@ -183,9 +183,11 @@ class Forks:
             )
             now = datetime.now(UTC)
             expires_at = end_of(options.ttl_s, now, self.settings.sandbox_ttl_s)
+            # Each a microsecond after the one before, so that lists keep their order.
+            made_at = [now + number * timedelta.resolution for number in range(count)]
             children = [
-                _Child(_new_sandbox(lease, owner, origin, options, now, expires_at), lease)
-                for lease in leases
+                _Child(_new_sandbox(lease, owner, origin, options, at, expires_at), lease)
+                for lease, at in zip(leases, made_at, strict=True)
             ]
             for child in children:
                 child.lease.use = child.sandbox.use

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from forkd.errors import Conflict, NotFound
@@ -101,8 +102,9 @@ class Roster:
         return self._owners.get(sandbox)
 
     def visible(self, caller: Caller) -> tuple[Sandbox, ...]:
-        """Return the sandboxes that a caller may touch."""
-        return tuple(each for each in self.all() if caller.may_touch(each.owner))
+        """Return the sandboxes that a caller may touch, in the order of their creation."""
+        mine = (each for each in self.all() if caller.may_touch(each.owner))
+        return tuple(sorted(mine, key=attrgetter("created_at", "id")))
 
     def all(self) -> tuple[Sandbox, ...]:
         """Return every sandbox."""
