@@ -97,8 +97,11 @@ def down(
         # What does not end in order is ended with the daemon.
         with contextlib.suppress(TransportError), Client(daemon.url) as client:
             kill_each(client.sandboxes.list())
-    ran = lifecycle.down(state_dir())
-    left = lifecycle.purge(state_dir(), default_cache()) if purge else []
+    ran, left = (
+        lifecycle.purge(state_dir(), default_cache())
+        if purge
+        else (lifecycle.down(state_dir()), [])
+    )
     if json:
         render.document({"was_running": ran})
         return

@@ -270,18 +270,18 @@ def down(state_dir: Path) -> bool:
     return ran
 
 
-def purge(state_dir: Path, cache: Path) -> list[Path]:
-    """End the daemon of a state folder, and remove all that forkd keeps there and in a cache.
+def purge(state_dir: Path, cache: Path) -> tuple[bool, list[Path]]:
+    """Do what `down` does, and remove all that forkd keeps in a state folder and in a cache.
 
     Only what forkd makes is removed: a state folder may be one that has other files, too.
 
     Returns:
-        What is left in the two folders.
+        What `down` returns, and what is left in the two folders.
 
     Raises:
         HostError: Something does not end, or cannot be removed.
     """
-    down(state_dir)
+    ran = down(state_dir)
     left: list[Path] = []
     try:
         for folder, names in ((state_dir, STATE_NAMES), (cache, CACHE_NAMES)):
@@ -297,7 +297,7 @@ def purge(state_dir: Path, cache: Path) -> list[Path]:
                     folder.rmdir()
     except OSError as error:
         raise HostError(f"cannot remove {error.filename}: {error.strerror}") from error
-    return left
+    return ran, left
 
 
 def _found_mode() -> tuple[Mode, str]:
