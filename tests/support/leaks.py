@@ -38,8 +38,11 @@ CHECKED_FOLDERS = ("functional", "security", "upgrade")
 MARK = "FORKD_TEST_RUN"
 """Environment variable by which a process is known to be ours."""
 
-FILE_PATTERNS = ("/tmp/forkd*", "/run/forkd*", "/run/forkd/*", "/dev/shm/forkd*")
-"""Where forkd may put files outside the folders that a test gives it."""
+FILE_PATTERNS = (
+    *("/tmp/forkd*", "/run/forkd*", "/run/forkd/*", "/dev/shm/forkd*"),
+    *("/dev/initctl", "/dev/log", "/dev/mqueue", "/dev/hugepages"),
+)
+"""Where forkd may put files outside the folders that a test gives it, and a systemd of a test."""
 
 SHARED_FILES = frozenset({"/run/forkd-places"})
 """Files of all daemons of this host together: another suite may be building an image now."""

@@ -40,7 +40,17 @@ mount -t sysfs -o ro none sys
 mount -t cgroup2 none sys/fs/cgroup
 mount -t tmpfs -o mode=755 none run
 mount -t tmpfs none tmp
-mount --rbind /dev dev
+mount -t tmpfs -o mode=755,size=64k none dev
+mkdir dev/net dev/pts dev/shm
+for device in {devices}; do
+    if [ -e /dev/$device ]; then touch dev/$device; mount --bind /dev/$device dev/$device; fi
+done
+mount -t devpts -o newinstance,ptmxmode=666,mode=620,gid=5 none dev/pts
+ln -s pts/ptmx dev/ptmx
+mount -t tmpfs -o mode=1777 none dev/shm
+for link in fd:fd stdin:fd/0 stdout:fd/1 stderr:fd/2; do
+    ln -s /proc/self/${{link#*:}} dev/${{link%%:*}}
+done
 for path in {shared}; do mkdir -p .$path; mount --bind $path .$path; done
 {placed}
 mkdir -p .forkd-old
@@ -50,6 +60,9 @@ exec env -i container=other PATH={path} NOTIFY_SOCKET={notify} \\
     {systemd} --log-target=null systemd.unit=basic.target
 """
 """What is run for it, in new namespaces."""
+
+DEVICES = "null zero full random urandom tty kvm net/tun"
+"""What of this host's /dev is there; all else that systemd makes in it goes with the root."""
 
 UNSHARE = [
     *("unshare", "--fork", "--kill-child"),
@@ -116,6 +129,7 @@ def systemd_root(
         path=PATH,
         notify=notify,
         systemd=SYSTEMD,
+        devices=DEVICES,
     )
     with _group() as leave, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(notify))
