@@ -29,15 +29,15 @@ import sqlite3
 import sys
 import tarfile
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from forkd.model.caller import DEFAULT_OWNER, Scope, Tenant
-from forkd.model.ids import Tag, new_sandbox_id
-from forkd.model.network import parse_policy
-from forkd.model.sandbox import ForkOptions, Sandbox, SandboxState, SpawnTimes
+from forkd.model.caller import Scope, Tenant
+from forkd.model.ids import Tag
+from forkd.model.sandbox import ForkOptions, SandboxState
 from forkd.model.secret import SecretRequest, SecretValue, parse_hosts
 from forkd.model.tenant import Quotas
 from forkd.model.token import TokenRequest
@@ -51,6 +51,7 @@ from forkd.store.manifest import MANIFEST_FILE
 from forkd.store.pending import PendingStore, Record
 from tests.support.callers import CALLER
 from tests.support.packs import signed
+from tests.support.sandboxes import a_full_sandbox
 from tests.support.service_host import FakeHost, make_host
 from tools.release import ROOT, version
 
@@ -159,32 +160,14 @@ def _end(host: FakeHost) -> None:
 def _add_to_database(state_dir: Path) -> None:
     """Add what a daemon writes only for requests over HTTP, and a sandbox with every column."""
     now = datetime.now(UTC)
-    ended = Sandbox(
-        id=new_sandbox_id(),
-        tag=BASE,
+    made = replace(
+        a_full_sandbox(now),
         state=SandboxState.EXITED,
-        created_at=now,
-        hostname="ended",
-        pid=7,
-        address="10.200.0.2",
-        address_v6="fd66:6b64:ac8::2",
-        memory_limit_mib=512,
-        disk_limit_mib=1024,
-        spawn=SpawnTimes(0.1, 0.2, 0.3, 0.4, 1.0),
         exit_reason="ended by the fixture",
-        ancestors=(new_sandbox_id(),),
-        branched_at=now,
-        cpu_limit=0.5,
-        cpu_weight=50,
-        pids_limit=32,
-        io_limit_mib_s=20,
-        io_limit_ops=500,
-        bandwidth_limit_mbit=10,
-        owner=DEFAULT_OWNER,
-        network=parse_policy(["internet", "10.0.0.0/8:5432/tcp", "*.example.com:443"]),
+        expires_at=None,  # or a daemon ends it
     )
     with contextlib.closing(Database(state_dir / DATABASE_FILE)) as database:
-        database.put([SandboxRow(ended, lease=ended.id)])
+        database.put([SandboxRow(made, lease=made.id)])
         kept = KeptAnswer(ANSWER_ID, TENANT, now.timestamp(), b"\x02" * 32, 6)
         answers.put(database, kept, b"answer", ())
 

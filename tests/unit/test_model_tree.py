@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd.errors import BudgetError, InvalidRequest
 from forkd.limits import TTL_S_MAX, TTL_S_MIN
-from forkd.model.ids import SandboxId, new_sandbox_id, parse_tag
 from forkd.model.network import HOST
 from forkd.model.sandbox import BranchOptions, ForkOptions, Sandbox, SandboxState
 from forkd.model.tree import TreeBudgets, TreeNode, count_live, descendants, grow
+from tests.support.sandboxes import a_sandbox
+
+if TYPE_CHECKING:
+    from forkd.model.ids import SandboxId
 
 MIB = 1 << 20
 
 
 def sandbox(*ancestors: Sandbox) -> Sandbox:
-    return Sandbox(
-        id=new_sandbox_id(),
-        tag=parse_tag("python"),
-        state=SandboxState.RUNNING,
-        created_at=datetime(2026, 1, 2, tzinfo=UTC),
-        hostname="name",
-        ancestors=tuple(each.id for each in ancestors),
-    )
+    return a_sandbox(*(each.id for each in ancestors))
 
 
 def shape(node: TreeNode) -> tuple[SandboxId, list[object]]:

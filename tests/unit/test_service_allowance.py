@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pytest
 
-from forkd.model.ids import new_sandbox_id, parse_tag
-from forkd.model.sandbox import ForkOptions, Sandbox, SandboxState
+from forkd.model.sandbox import ForkOptions
 from forkd.service.allowance import allow, guest_memory_bytes
 from tests.support.fake_service import a_snapshot
+from tests.support.sandboxes import a_sandbox
+
+if TYPE_CHECKING:
+    from forkd.model.sandbox import Sandbox
 
 MIB = 1 << 20
 
@@ -18,14 +21,7 @@ SNAPSHOT = a_snapshot("python")
 
 
 def sandbox(memory_limit_mib: int | None) -> Sandbox:
-    return Sandbox(
-        id=new_sandbox_id(),
-        tag=parse_tag("python"),
-        state=SandboxState.RUNNING,
-        created_at=datetime(2026, 1, 2, tzinfo=UTC),
-        hostname="name",
-        memory_limit_mib=memory_limit_mib,
-    )
+    return replace(a_sandbox(), memory_limit_mib=memory_limit_mib)
 
 
 @pytest.mark.parametrize("guest_mib", [128, 512, 65_536, 1_000_000])

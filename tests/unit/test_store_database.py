@@ -5,22 +5,23 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forkd.errors import CapacityError, StoreError
 from forkd.model.caller import Owner, Scope, Tenant
-from forkd.model.ids import new_sandbox_id, parse_tag
-from forkd.model.network import HOST, parse_policy
-from forkd.model.sandbox import Sandbox, SandboxState, SpawnTimes
+from forkd.model.ids import new_sandbox_id
+from forkd.model.network import HOST
+from forkd.model.sandbox import SandboxState
 from forkd.model.secret import Secret, parse_hosts
 from forkd.model.tenant import Quotas
 from forkd.model.token import Token
 from forkd.store import rights, secrets
 from forkd.store.database import RESERVED_BYTES, Database, SandboxRow
 from forkd.store.schema import MIGRATIONS, SCHEMA_VERSION
+from tests.support.sandboxes import MADE_AT, a_full_sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,33 +32,8 @@ FULL = 2
 
 
 def row(second: int = 0) -> SandboxRow:
-    sandbox = Sandbox(
-        id=new_sandbox_id(),
-        tag=parse_tag("python"),
-        state=SandboxState.RUNNING,
-        created_at=datetime(2026, 1, 2, second=second, tzinfo=UTC),
-        hostname="name",
-        pid=7,
-        address="10.200.0.2",
-        address_v6="fd66:6b64:ac8::2",
-        memory_limit_mib=512,
-        disk_limit_mib=1024,
-        spawn=SpawnTimes(0.1, 0.2, 0.3, 0.4, 1.0),
-        exit_reason=None,
-        ancestors=(new_sandbox_id(), new_sandbox_id()),
-        branched_at=datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC),
-        expires_at=datetime(2026, 1, 3, tzinfo=UTC),
-        cpu_limit=0.5,
-        cpu_weight=50,
-        pids_limit=32,
-        io_limit_mib_s=20,
-        io_limit_ops=500,
-        bandwidth_limit_mbit=10,
-        owner=Owner(Tenant("acme"), "ci"),
-        attempts=2,
-        network=parse_policy(["internet", "10.0.0.0/8:5432/tcp", "*.example.com:443"]),
-        egress_held=True,
-    )
+    made = a_full_sandbox(MADE_AT + timedelta(seconds=second))
+    sandbox = replace(made, owner=Owner(Tenant("acme"), "ci"))
     return SandboxRow(
         sandbox, network_index=3, lease=new_sandbox_id(), tap_index=4, renaming=second == 1
     )
