@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 from forkd.errors import BuildError, ForkdError
 from forkd.machine import Machine, Share
 from forkd.machine.build import build_image
+from tests.machine import recipes
 from tests.support.real_host import RECIPES, SOAK_RECIPES
 from tools import in_machine
 
@@ -59,7 +61,7 @@ def main() -> int:
     # A machine that was booted for this run ends with it, also if somebody ends us.
     signal.signal(signal.SIGTERM, end)
     try:
-        build_images(SOAK_RECIPES if "--soak" in pytest_arguments else RECIPES)
+        build_images(needed_recipes(pytest_arguments))
         in_machine.compile_sources()
         with chosen_machine(options) as machine:
             if options.claims is not None:
@@ -76,9 +78,25 @@ def end(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def build_images(recipes: Iterable[Path]) -> None:
+def needed_recipes(pytest_arguments: list[str]) -> Iterable[Path]:
+    """Return the recipes that tests bake: in a soak those of the tests that are selected alone."""
+    if "--soak" not in pytest_arguments:
+        return RECIPES
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-p", recipes.__name__]
+    done = subprocess.run(  # noqa: S603 - our own
+        [sys.executable, "-m", "pytest", *options, *pytest_arguments],
+        cwd=in_machine.ROOT, stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:  # what cannot be collected fails inside, too, and says why
+        return SOAK_RECIPES
+    lines = done.stdout.splitlines()
+    names = {each.removeprefix(recipes.LINE) for each in lines if each.startswith(recipes.LINE)}
+    return [each for each in SOAK_RECIPES if each.name in names]
+
+
+def build_images(wanted: Iterable[Path]) -> None:
     """Have the images that tests boot in the cache; whoever boots one that is missing fails."""
-    for recipe in recipes:
+    for recipe in wanted:
         try:
             build_image(recipe, lambda _: None)
         except BuildError as error:

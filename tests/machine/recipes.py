@@ -1,0 +1,34 @@
+"""A plugin of pytest that says which recipes the tests that were selected bake.
+
+`tests.machine.run` collects with it where the network is, and builds their images.  A test bakes a
+recipe if its module has the recipe's folder, or if it has its name as a parameter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+LINE = "bakes: "
+"""What a line begins with that names a recipe."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Print a line for each recipe."""
+    for each in sorted({each.name for item in session.items for each in baked_by(item)}):
+        print(f"{LINE}{each}")  # noqa: T201 - for whoever has started this
+
+
+def baked_by(item: pytest.Item) -> set[Path]:
+    """Return the recipes that a test may bake; those of every run are among them."""
+    # A plugin that loads it before conftest.py does would keep pytest from rewriting its asserts.
+    from tests.support.real_host import RECIPES, SOAK_RECIPES  # noqa: PLC0415
+
+    module, call = getattr(item, "module", None), getattr(item, "callspec", None)
+    known = [*vars(module).values(), *(call.params.values() if call else ())]
+    named = {each if isinstance(each, str) else str(each) for each in known}
+    return {each for each in SOAK_RECIPES if each in RECIPES or {each.name, str(each)} & named}
