@@ -41,6 +41,16 @@ def test_a_machines_error_keeps_its_code(code: str, kind: type[ForkdError]) -> N
     assert (type(error), str(error), error.context["control_code"]) == (kind, "why", code)
 
 
+@pytest.mark.parametrize("said", ["op: unknown operation", "unknown field `x`, expected `y`"])
+def test_what_an_earlier_vmm_does_not_know_is_refused_with_the_way_out(said: str) -> None:
+    error = control_fault({"code": "invalid_request", "message": said})
+
+    assert type(error) is EngineError  # what callers do without is asked for by its code
+    assert error.context["control_code"] == "invalid_request"
+    assert "started by an earlier forkd" in str(error)
+    assert str(error).endswith(f"fork another sandbox ({said})")
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from forkd.engine.replies import AgentError, ControlError
@@ -54,10 +55,18 @@ _GUEST: dict[str, type[ForkdError]] = {
 _UNKNOWN = ("unknown field", "unknown operation", "invalid type: map, expected a string")
 """How an agent begins that does not know what a later one does."""
 
+_UNKNOWN_TO_VMM = re.compile(r"\bunknown (field|operation)\b")
+"""What a VMM says that does not know what a later one does."""
+
 _UNKNOWN_CHARS = 80
 """How much of it is said on: what follows lists all that the agent does know."""
 
 _TOO_OLD = "the agent in this sandbox's snapshot is too old for this; bake the snapshot again"
+
+_VMM_TOO_OLD = (
+    "this sandbox's machine was started by an earlier forkd, whose VMM cannot do this; "
+    "fork another sandbox"
+)
 
 _NO_SPACE = "no space"
 """What the kernel says, in any case, where a disk is full."""
@@ -69,6 +78,10 @@ def control_fault(members: JsonObject) -> ForkdError:
     kind = _CONTROL.get(said.code, EngineError)
     if kind is HostError and _NO_SPACE in said.message.lower():
         return CapacityError(said.message, control_code=said.code)
+    if said.code == "invalid_request" and _UNKNOWN_TO_VMM.search(said.message):
+        # We ask only for what some VMM knows.
+        words = f"{_VMM_TOO_OLD} ({said.message[:_UNKNOWN_CHARS]})"
+        return EngineError(words, control_code=said.code)
     return kind(said.message, control_code=said.code)
 
 
