@@ -32,7 +32,16 @@ WORDS = {"pipx": (), "uv": ("tool",)}
 FETCHED = ".cache/uv/"
 """uv's cache, which `uv cache clean` empties."""
 
-OF_INSTALLERS = (".local/share/pipx/", ".local/state/pipx/", ".local/share/uv/", FETCHED)
+LOCK = f".local/share/pipx/venvs/.{DISTRIBUTION}.lock"
+"""What pipx keeps of any program: an empty file."""
+
+OF_INSTALLERS = (
+    ".local/share/pipx/",
+    ".local/state/pipx/",
+    ".local/share/uv/",
+    FETCHED,
+    ".cache/pipx/",
+)
 """Where each keeps its own: environments, logs, and what it has fetched."""
 
 
@@ -120,6 +129,7 @@ class Home:
             each
             for each in found
             if (self.folder / each).is_symlink() or (self.folder / each).is_file()
+            if each != LOCK
             if not each.startswith(OF_INSTALLERS)
             or ("forkd" in each and not each.startswith(FETCHED))
         ]
