@@ -20,6 +20,7 @@ from tests.support.host_settings import settings_in
 from tests.support.real_host import STATE_PARENT, fresh_folders, names_of
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
@@ -91,7 +92,7 @@ class Daemon:
         self.tcp_url = ""
         self.settings = settings_in(self.state, self.run_dir)
         self.url = f"unix://{self.run_dir / 'forkd.sock'}"
-        self._process: warm.Process | None = None
+        self._process: warm.Process | subprocess.Popen[bytes] | None = None
 
     @property
     def names(self) -> Names:
@@ -119,6 +120,7 @@ class Daemon:
             process, self._process = self._process, None
             process.send_signal(number)
             process.wait(END_TIMEOUT_S)
+            assert process.stdout is not None
             process.stdout.close()
 
     def remove(self) -> None:

@@ -165,13 +165,13 @@ class RootlessDaemon(Daemon):
     def start(self) -> None:
         """Start it; it listens when this returns."""
         script = SERVE.format(root=str(ROOT), state=str(self.state), run_dir=str(self.run_dir))
-        self._process = subprocess.Popen(  # noqa: S603 - our own
+        process = self._process = subprocess.Popen(  # noqa: S603 - our own
             in_group(self.group, as_user([sys.executable, "-c", script])),
             stdout=subprocess.PIPE,
             env={**os.environ, "HOME": str(self.home)},
         )
-        assert self._process.stdout is not None
-        said = json.loads(self._process.stdout.readline())
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
         assert said["event"] == "listening", said
 
     def captured(self, captive: Path, tag: str, others: str, *, seed: bool) -> list[dict[str, str]]:
