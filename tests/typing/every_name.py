@@ -77,6 +77,7 @@ from forkd.types import (
     Pong,
     Port,
     ProgressEvent,
+    Pushed,
     Quotas,
     RecipeInfo,
     Recipes,
@@ -249,6 +250,8 @@ def whole_daemon(client: Client, pack: bytes, path: Path) -> None:
     assert_type(client.snapshots.gc().removed, list[RemovedInfo])
     assert_type(client.snapshots.unpack("a", pack), Unpacked)
     assert_type(client.snapshots.unpack("a", pack).links, list[UnpackedLink])
+    assert_type(client.snapshots.push("a", "registry.example.com/a:1"), Pushed)
+    assert_type(client.snapshots.pull("registry.example.com/a:1", "b"), Unpacked)
     assert_type(client.builds, Builds)
     built = client.builds.build(path, tag="app", build_args={"V": "1"}, network="internet")
     assert_type(built, BuildResult)
