@@ -99,7 +99,7 @@ def made(name: str, packages: tuple[str, ...], release: str, over: Path | None =
     if folder.is_dir():
         return folder
     CACHE.mkdir(parents=True, exist_ok=True)
-    for old in CACHE.glob(f"{name}-*"):
+    for old in CACHE.glob(f"{name}-{'[0-9a-f]' * len(digest)}"):  # not one of a longer name
         shutil.rmtree(old)
     partial = CACHE / f"{name}-{digest}.{os.getpid()}.partial"
     try:
@@ -116,8 +116,10 @@ def made(name: str, packages: tuple[str, ...], release: str, over: Path | None =
 
 def _debootstrap(release: str, packages: tuple[str, ...], folder: Path) -> None:
     include = ",".join(packages)
-    _run("mmdebstrap", "--variant=minbase", f"--include={include}", "--format=directory",
-         f"--aptopt={BEHIND}", release, folder)  # fmt: skip
+    # Mounts of its own: whoever ends it half way must not find this host's /sys below the folder.
+    _run("unshare", "--mount", "--fork", "--kill-child", "mmdebstrap", "--variant=minbase",
+         f"--include={include}", "--format=directory", f"--aptopt={BEHIND}", release,
+         folder)  # fmt: skip
 
 
 def _install(packages: tuple[str, ...], folder: Path) -> None:
@@ -236,12 +238,12 @@ def fresh_root(
             children = Path(f"/proc/{unshared.pid}/task/{unshared.pid}/children")
             pid = int(children.read_text())
             upper = None if layer is None else layer / "upper"
-            yield FreshRoot(pid, upper, {**_passed_on(), **(environment or {})})
+            yield FreshRoot(pid, upper, {**indexes(), **(environment or {})})
         finally:
             unshared.kill()
 
 
-def _passed_on() -> dict[str, str]:
+def indexes() -> dict[str, str]:
     """Return how package indexes are reached from this host."""
     names = ("PIP_INDEX_URL", "PIP_CERT", "http_proxy", "https_proxy", "no_proxy")
     return {name: os.environ[name] for name in names if name in os.environ}
