@@ -101,6 +101,8 @@ LEFT_OUT = {
     "Sandboxes.count": "of Python's sequences",
     "Sandboxes.exec(more)": "arguments are an array, as in every API of Node.js",
     "Sandboxes.index": "of Python's sequences",
+    "Snapshots.pull": "registries, and the keys that sign, are of the Python package",
+    "Snapshots.push": "registries, and the keys that sign, are of the Python package",
 }
 """What Python has and TypeScript has not, and why."""
 
