@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import threading
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
@@ -57,6 +58,7 @@ class FakeGuest:
     users: dict[str, str | None] = field(default_factory=dict)
     console: bytes = b"Linux version 6.1.0\n"
     too_old: bool = False
+    followed: threading.Event = field(default_factory=threading.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 

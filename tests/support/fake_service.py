@@ -311,6 +311,7 @@ class FakeSandboxes(Component):
     ) -> AsyncGenerator[bytes, None]:
         guest = self.world.guest(caller, sandbox, Scope.READ)
         yield guest.console
+        guest.followed.set()
         await guest.ended.wait()
         yield b"reboot: Power down\n"
 

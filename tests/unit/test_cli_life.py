@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     Forkd = Callable[..., Ended]
 
+WAITS_S = 30.0
+"""How long a command may take until it waits."""
+
 
 @pytest.fixture
 def sandbox(daemon: RunningDaemon, forkd: Forkd) -> str:
@@ -214,14 +217,16 @@ def test_waiting_ends_when_all_have_ended(
 
     def end() -> None:
         for guest in guests.values():
+            guest.followed.wait(WAITS_S)
+        for guest in guests.values():
             daemon.loop.call_soon_threadsafe(guest.ended.set)
         daemon.loop.call_soon_threadsafe(daemon.service.running.clear)
 
-    timer = threading.Timer(0.2, end)
-    timer.start()
+    ending = threading.Thread(target=end)
+    ending.start()
     ended = forkd("wait", sandbox, other[:12])
 
-    timer.join()
+    ending.join()
     assert (ended.code, set(ended.out.splitlines())) == (
         0,
         {f"{sandbox} deleted", f"{other} deleted"},
