@@ -6,7 +6,6 @@ With the fake VMM anywhere, and with real machines where KVM works.  `make deb` 
 from __future__ import annotations
 
 import re
-import subprocess
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.machine.kernel import default_cache
+from tests.support.bakes import lead_to_cache
+from tests.support.debs import another_version, built_for
 from tests.support.docs import ROOT
 from tests.support.real_host import RECIPE, STATE_PARENT, TAG
 from tests.support.service_host import make_host, until
@@ -89,27 +90,6 @@ class Installed:
         return self.machine.run("ps -eo args | grep -E '[f]orkd-vmm|[f]ake-vmm'", check=False)
 
 
-def package() -> Path:
-    return max(
-        (ROOT / "build/deb").glob("forkd_*+deb12_*.deb"), key=lambda path: path.stat().st_mtime
-    )
-
-
-def older(folder: Path, version: str) -> Path:
-    """Build the same package under another version, uncompressed."""
-    tree, path = folder / "tree", folder / f"forkd_{version}.deb"
-    subprocess.run(["dpkg-deb", "-R", package(), tree], check=True)  # noqa: S603, S607 - dpkg's
-    control = tree / "DEBIAN/control"
-    text = re.sub(r"^Version: .*$", f"Version: {version}", control.read_text(), flags=re.MULTILINE)
-    control.write_text(text)
-    subprocess.run(  # noqa: S603 - dpkg's
-        ["dpkg-deb", "--root-owner-group", "-Znone", "-b", tree, path],  # noqa: S607 - likewise
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    return path
-
-
 @contextmanager
 def machine_with(kind: str, request: pytest.FixtureRequest) -> Iterator[Installed]:
     STATE_PARENT.mkdir(exist_ok=True)
@@ -127,8 +107,9 @@ def machine_with(kind: str, request: pytest.FixtureRequest) -> Iterator[Installe
         else:
             bakes: Bakes = request.getfixturevalue("bakes")
             bakes.of(RECIPE).copy_to(Path(state))
+            lead_to_cache(Path(state))
         (folder / "forkd.toml").write_text(settings)
-        before = older(folder, "0.0.9")
+        before = another_version(built_for("deb12"), "0.0.9", folder)
         with systemd_root(folder, [ROOT, *linked], {Path(state): STATE}) as machine:
             # The host's own services must not start, and must not be asked about.
             machine.run("rm -f /usr/sbin/policy-rc.d")
@@ -176,7 +157,7 @@ async def test_the_package_is_installed_upgraded_removed_and_purged(
 
         # Another version.
         daemon = machine.shown("forkd", "MainPID")
-        machine.run(f"dpkg -i --force-confold {package()} 2>&1")
+        machine.run(f"dpkg -i --force-confold {built_for('deb12')} 2>&1")
         assert machine.run("dpkg-query -W -f '${Version}' forkd") != "0.0.9"
         assert machine.shown("forkd", "MainPID") not in {daemon, "0"}
         assert installed.sandboxes() == before
@@ -196,7 +177,7 @@ async def test_the_package_is_installed_upgraded_removed_and_purged(
         assert installed.is_there("/etc/forkd/forkd.toml")
 
         # Installed again: what was stored is there, and the daemon runs.
-        machine.run(f"dpkg -i --force-confold {package()} 2>&1")
+        machine.run(f"dpkg -i --force-confold {built_for('deb12')} 2>&1")
         assert installed.tag in machine.run("forkd snapshot ls")
         machine.run(f"forkd fork {installed.tag}")
 

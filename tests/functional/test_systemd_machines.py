@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.machine.kernel import default_cache
+from tests.support.bakes import lead_to_cache
 from tests.support.daemon_program import PROGRAMS
 from tests.support.real_host import REAL, RECIPE, ROOT, STATE_PARENT, TAG
 from tests.support.service_host import until
@@ -32,14 +33,6 @@ SHARED = [ROOT, Path(sys.prefix), Path(sys.base_prefix), default_cache()]
 SETTINGS = "network_slots = 0\ndisk_reserve_mib = 16\n"
 
 
-def lead_to_cache(state: Path) -> None:
-    """Have stored images be links into the cache; they are by way of another state folder."""
-    for link in filter(Path.is_symlink, (state / "images").rglob("*")):
-        image = link.resolve()
-        link.unlink()
-        link.symlink_to(image)
-
-
 def listed(said: str) -> list[str]:
     """Return the sandboxes that run, by id."""
     return sorted(re.findall(r"^(sb-\w+) +\S+ +running", said, re.MULTILINE))
@@ -48,12 +41,11 @@ def listed(said: str) -> list[str]:
 async def test_a_daemon_that_is_killed_is_started_again_and_adopts_its_machines(
     bakes: Bakes,
 ) -> None:
-    bake = bakes.of(RECIPE)
     with (
         tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as name,
         tempfile.TemporaryDirectory(prefix="test-systemd-", dir=STATE_PARENT) as state,
     ):
-        bake.copy_to(Path(state))
+        bakes.of(RECIPE).copy_to(Path(state))
         lead_to_cache(Path(state))
         folder = Path(name)
         (folder / "forkd.toml").write_text(SETTINGS)

@@ -98,6 +98,17 @@ def unshare(path: Path) -> None:
     path.write_bytes(contents)
 
 
+def lead_to_cache(state: Path) -> None:
+    """Have the stored images of a copy be links into the user's cache.
+
+    They lead there by way of the folder of the bake, which another root may not have.
+    """
+    for link in filter(Path.is_symlink, (state / "images").rglob("*")):
+        image = link.resolve()
+        link.unlink()
+        link.symlink_to(image)
+
+
 async def _bake(recipe: Path, parent: Path) -> Path:
     """Bake a recipe under `TAG`, in a service that has ended then; return its state folder."""
     state, run_dir = fresh_folders(parent)
