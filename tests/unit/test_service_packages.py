@@ -15,7 +15,7 @@ from forkd.service.packages import MANAGERS, PACKAGES, advice, manager
         ("pacman", "pacman -S e2fsprogs; no package for pacman is known that has mmdebstrap"),
         ("zypper", "zypper install e2fsprogs; no package for zypper is known that has mmdebstrap"),
         ("apk", "apk add e2fsprogs; no package for apk is known that has mmdebstrap"),
-        (None, "install mmdebstrap e2fsprogs (as Debian calls it)"),
+        (None, "no package manager that forkd knows is here; in Debian: mmdebstrap e2fsprogs"),
     ],
 )
 def test_each_distribution_has_its_words(on: str | None, says: str) -> None:

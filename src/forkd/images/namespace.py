@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError
 from forkd.host import files, proc, process
+from forkd.images.steps import check_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +48,7 @@ def run_as_root(  # noqa: PLR0913 - as `process.run`
             with more than one owner.
     """
     name = str(args[0])
-    if not process.installed(name):
-        raise BuildError(f"{name} is not installed", program=name)
+    check_installed(name)
     offline = () if network else ("--net",)
     command = ["unshare", *_namespaces(), *_OWN_WORLD, *offline, "--", *args]
     try:

@@ -84,8 +84,21 @@ class Build:
         Raises:
             BuildError: It is not installed, failed, took too long or was cancelled.
         """
+        check_installed(str(args[0]))
         watch = process.Watch(on_line=on_line, cancel=self.cancel)
         try:
             return process.run(args, timeout_s=timeout_s, env=env, cwd=cwd, watch=watch)
         except HostError as error:
             raise BuildError(str(error), **error.context) from error
+
+
+def check_installed(program: str) -> None:
+    """Return if a program can be started.
+
+    Raises:
+        BuildError: It is not installed; says how to find out what has it.
+    """
+    if not process.installed(program):
+        raise BuildError(
+            f"{program} is not installed: `forkd doctor` says what to install", program=program
+        )

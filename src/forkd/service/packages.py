@@ -73,7 +73,7 @@ def advice(needed: Iterable[str], manager: str | None) -> str:
     programs = list(needed)
     if manager is None:
         words = (each.apt for each in map(PACKAGES.__getitem__, programs))
-        return f"install {' '.join(words)} (as Debian calls it)"
+        return f"no package manager that forkd knows is here; in Debian: {' '.join(words)}"
     names = {each: getattr(PACKAGES[each], manager) for each in programs}
     found = dict.fromkeys(name for name in names.values() if name is not None)
     lines = [f"{MANAGERS[manager]} {' '.join(found)}"] if found else []
