@@ -150,6 +150,7 @@ $(STAMPS)/soak-packages: tests/runtimes/debian-packages.txt tools/install_debian
 	@mkdir -p $(STAMPS) && touch $@
 
 soak: build test-setup deb $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## Repeat in full what the tests repeat a few times; K=word selects
+	@$(BIN)/python -m tools.deb --python 3.13
 	@$(BIN)/pytest --soak -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security tests/contract/test_runtimes.py
 	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh --soak -m soak -v --unmet-from build/soak.txt tests/functional tests/security
 	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.run $(ON_INTEL)

@@ -66,6 +66,22 @@ def blocks(path: Path, info: str) -> list[Block]:
     ]
 
 
+def commands(path: Path) -> dict[str, list[str]]:
+    """Return what a page has its reader type into a shell, by the headings above it.
+
+    These are the lines behind a prompt in blocks that are marked `console`.
+    """
+    text = path.read_text(encoding="utf-8")
+    text = _FENCE.sub(lambda each: "\n" * each[0].count("\n"), text)
+    headings = {text.count("\n", 0, each.start()): each["text"] for each in _HEADING.finditer(text)}
+    found: dict[str, list[str]] = {}
+    for block in blocks(path, "console"):
+        heading = headings[max(line for line in headings if line < block.line)]
+        lines = [line[2:] for line in block.code.splitlines() if line.startswith(("# ", "$ "))]
+        found.setdefault(heading, []).extend(lines)
+    return found
+
+
 def run_python(
     path: Path, *, info: str = "python test", replaced: Mapping[str, str] | None = None
 ) -> None:

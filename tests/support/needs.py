@@ -63,6 +63,11 @@ def has_built(*names: str) -> Callable[[], bool]:
     return lambda: all((ROOT / "build" / "bin" / name).exists() for name in names)
 
 
+def has_package(mark: str) -> Callable[[], bool]:
+    """Return a probe for the package of a release of Debian, which `make soak` builds."""
+    return lambda: any((ROOT / "build" / "deb").glob(f"forkd_*+{mark}_*.deb"))
+
+
 @cache
 def has_network() -> bool:
     """Whether the Debian archive answers."""
@@ -129,7 +134,8 @@ PROBES: dict[str, Callable[[], bool]] = {
     "prometheus": has_program("prometheus"),
     "minisign": has_program("minisign"),
     "release-tools": (ROOT / "build" / "release-tools" / "cyclonedx_py").exists,
-    "deb": lambda: any((ROOT / "build" / "deb").glob("forkd_*+deb12_*.deb")),
+    "deb": has_package("deb12"),
+    "deb13": has_package("deb13"),
     "man": has_program("man"),
     "network": has_network,
     **{f"python{each}": partial(pythons.is_available, each) for each in pythons.VERSIONS},

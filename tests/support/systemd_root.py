@@ -1,19 +1,22 @@
 """A real systemd as the first process of namespaces, over this host's programs; leaves nothing.
 
-Its root is an overlay over this host's, so that units, users and folders are its own.  It has a
-network of its own, and none of the services that change settings of the kernel.
+Its root is an overlay over this host's or over another one, so that units, users and folders are
+its own.  It has a network of its own, and none of the services that change settings of the kernel.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import select
 import shlex
 import socket
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.support.fresh_root import CERTIFICATES, SH_PATH, indexes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,8 +33,9 @@ mount --make-rprivate /
 mount -t tmpfs -o size=1g none {top}
 cd {top}
 mkdir u w root
-mount -t overlay -o lowerdir=/,upperdir={top}/u,workdir={top}/w none root
+mount -t overlay -o lowerdir={lower},upperdir={top}/u,workdir={top}/w none root
 cd root
+{fresh}
 mount -t proc none proc
 for unit in systemd-sysctl systemd-binfmt systemd-modules-load systemd-udevd; do
     ln -s /dev/null etc/systemd/system/$unit.service
@@ -64,12 +68,18 @@ exec env -i container=other PATH={path} NOTIFY_SOCKET={notify} \\
 DEVICES = "null zero full random urandom tty kvm net/tun"
 """What of this host's /dev is there; all else that systemd makes in it goes with the root."""
 
+FRESH = f"""\
+tr -d - </proc/sys/kernel/random/uuid >etc/machine-id
+for file in /etc/resolv.conf {CERTIFICATES}; do
+    [ ! -e .$file ] || [ ! -e $file ] || mount --bind $file .$file
+done
+"""
+"""What is run for a root that is not this host's: its first start was before, and it has names."""
+
 UNSHARE = [
     *("unshare", "--fork", "--kill-child"),
     *("--mount", "--pid", "--cgroup", "--uts", "--ipc", "--net"),
 ]
-
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class SystemdRoot:
@@ -82,24 +92,56 @@ class SystemdRoot:
     def __init__(self, pid: int) -> None:
         self._pid = pid
 
-    def run(self, line: str, *, check: bool = True) -> str:
+    def run(self, line: str, *, check: bool = True, network: bool = False) -> str:
         """Have a shell run a line there; return what it says on both outputs.
+
+        Args:
+            line: What it runs.
+            check: Whether it must not fail.
+            network: Whether it has this host's network, as to install packages.
 
         Raises:
             AssertionError: It failed; has what it says.
         """
         done = subprocess.run(  # noqa: S603 - a test's own
-            ["nsenter", f"--target={self._pid}", "--all", "env", "-i",  # noqa: S607 - the host's
-             f"PATH={PATH}", "HOME=/root", "LANG=C.UTF-8", "sh", "-c", line],
+            self._words(line, network=network),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
             timeout=COMMAND_TIMEOUT_S,
-        )  # fmt: skip
+        )
         assert done.returncode == 0 or not check, f"{line}: {done.stdout}"
         return done.stdout
+
+    def typed(self, line: str, answers: str, *, check: bool = True, network: bool = False) -> str:
+        """Run a line as from a terminal, on which somebody types answers; else as `run`."""
+        ours, theirs = pty.openpty()
+        with (
+            open(ours, "r+b", buffering=0) as terminal,  # noqa: PTH123 - a descriptor
+            open(theirs, "rb"),  # noqa: PTH123 - as above
+            subprocess.Popen(  # noqa: S603 - a test's own
+                self._words(line, network=network),
+                stdin=theirs,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            ) as asked,
+        ):
+            terminal.write(answers.encode())
+            said = asked.communicate(timeout=COMMAND_TIMEOUT_S)[0].decode()
+        assert asked.returncode == 0 or not check, f"{line}: {said}"
+        return said
+
+    def _words(self, line: str, *, network: bool) -> list[str]:
+        spaces = ("mount", "pid", "cgroup", "uts", "ipc", *(() if network else ("net",)))
+        variables = {"PATH": SH_PATH, "HOME": "/root", "LANG": "C.UTF-8"}
+        variables |= indexes() if network else {}
+        return [
+            *("nsenter", f"--target={self._pid}", *(f"--{each}" for each in spaces)),
+            *("env", "-i", *(f"{name}={value}" for name, value in variables.items())),
+            *("sh", "-c", line),
+        ]
 
     def shown(self, unit: str, name: str) -> str:
         """Return a property of a unit."""
@@ -108,7 +150,11 @@ class SystemdRoot:
 
 @contextlib.contextmanager
 def systemd_root(
-    folder: Path, shared: list[Path], placed: dict[Path, str] | None = None
+    folder: Path,
+    shared: list[Path],
+    placed: dict[Path, str] | None = None,
+    *,
+    lower: Path = Path("/"),
 ) -> Iterator[SystemdRoot]:
     """Start one, and wait until it says that it is up.
 
@@ -116,17 +162,20 @@ def systemd_root(
         folder: A folder with a short path, for what it needs.
         shared: Folders of this host that are the same there.
         placed: Folders of this host that are elsewhere there.
+        lower: The files that its root begins with; it may write others.
     """
     notify, top = folder / "notify", folder / "top"
     top.mkdir()
     script = MOUNTS.format(
         top=top,
+        lower=lower,
+        fresh="" if lower == Path("/") else FRESH,
         shared=shlex.join(str(path) for path in [folder, *shared]),
         placed="\n".join(
             f"mkdir -p .{inside}; mount --bind {path} .{inside}"
             for path, inside in (placed or {}).items()
         ),
-        path=PATH,
+        path=SH_PATH,
         notify=notify,
         systemd=SYSTEMD,
         devices=DEVICES,
