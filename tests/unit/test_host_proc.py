@@ -63,6 +63,7 @@ def inner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(proc, "_PROC", tmp_path)
     monkeypatch.setattr(cgroupfs, "CGROUP_ROOT", inner.parent)
     monkeypatch.setattr(cgroupfs, "own", lambda: inner)
+    monkeypatch.setattr(cgroupfs, "of_container", lambda: None)
     monkeypatch.setattr(proc, "is_root", lambda: False)
     return inner
 

@@ -59,11 +59,21 @@ def test_a_group_that_was_delegated_is_used_and_written_down_for_who_removes_it(
 ) -> None:
     settings = HostSettings(Path("/v"), Path("/a"), Path("/c"), tmp_path / "state", OTHER)
     name = derive(OTHER).cgroup_root.name
-    for unit in (Path("/sys/fs/cgroup/first"), Path("/sys/fs/cgroup/second")):
+    for unit in (tmp_path / "first", tmp_path / "second"):
+        unit.mkdir()
         with opened(settings.state_dir) as database:
             assert choose(settings, database, unit).cgroup_root == unit / name
         with opened(settings.state_dir) as database:
             assert choose(settings, database).cgroup_root == unit / name
+
+
+def test_a_group_that_is_gone_is_not_used_again(tmp_path: Path) -> None:
+    settings = HostSettings(Path("/v"), Path("/a"), Path("/c"), tmp_path / "state", OTHER)
+    with opened(settings.state_dir) as database:
+        choose(settings, database, tmp_path / "container")
+    for _ in range(2):
+        with opened(settings.state_dir) as database:
+            assert choose(settings, database).cgroup_root == derive(OTHER).cgroup_root
 
 
 def test_addresses_that_another_daemon_has_at_the_first_start_are_passed_over(

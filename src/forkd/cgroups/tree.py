@@ -26,19 +26,22 @@ the kernel lets no group but the hierarchy's own both have processes and pass on
 
 
 def delegated() -> Path | None:
-    """Return the group below which sandboxes of a daemon that is not root can have theirs.
+    """Return the group below which sandboxes of a daemon can have theirs, if it must be that one.
 
-    That is the group that the daemon was started in, if it belongs to the daemon's user, has the
-    controllers and no other process: a service manager makes such a one (systemd:
-    `Delegate=yes`).  None without; also for root, which needs no such group.
+    Without root that is the group that the daemon was started in, if it belongs to the daemon's
+    user, has the controllers and no other process: a service manager makes such a one (systemd:
+    `Delegate=yes`).  With root it is the container's, where the daemon sees groups above that: its
+    limits hold for sandboxes, too.  None without; root then takes the highest group that it sees.
 
     Raises:
         HostError: The kernel does not say.
     """
-    here = None if proc.is_root() else cgroupfs.own()
+    here = cgroupfs.of_container() if proc.is_root() else cgroupfs.own()
     if here is None:
         return None
     group = here.parent if here.name == DAEMON else here
+    if proc.is_root():
+        return None if group == cgroupfs.CGROUP_ROOT else group
     exclusive = _can_limit(group) and cgroupfs.processes(group) <= {proc.own_pid()}
     return group if exclusive else None
 

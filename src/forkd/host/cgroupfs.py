@@ -27,6 +27,8 @@ PROCESSES = "cgroup.procs"
 _ENTERED = 0o664
 """Mode of that file in a cgroup that others than its owner may have processes born in."""
 
+PROC = Path("/proc")
+
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 """Where cgroup v2 is mounted on every host with systemd, and in the helper machine."""
 
@@ -74,8 +76,25 @@ def own() -> Path | None:
     Raises:
         HostError: As `controllers`.
     """
-    with kernel_call("look at our own cgroup"):
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    return _group_of("self")
+
+
+def of_container() -> Path | None:
+    """Return our own group if the first process that we see is in it, too; None otherwise.
+
+    So it is in a container, whose processes share one group.  A service manager has a group of its
+    own, apart from those of its services.
+
+    Raises:
+        HostError: As `controllers`.
+    """
+    group = own()
+    return group if group == _group_of("1") else None
+
+
+def _group_of(process: str) -> Path | None:
+    with kernel_call(f"look at the cgroup of process {process}"):
+        lines = (PROC / process / "cgroup").read_text().splitlines()
     paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
     return CGROUP_ROOT / paths[0] if paths else None
 

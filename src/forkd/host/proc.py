@@ -93,8 +93,9 @@ def memory_bytes() -> tuple[int, int]:
     """Return the host's memory and how much of it could be given out now.
 
     If the groups in which sandboxes are have a limit, as in a container, that limit and what is
-    left of it, if that is less.  A root daemon's sandboxes are directly below the hierarchy that it
-    sees, so that its own service's limit is not theirs; another's are within its own group.
+    left of it, if that is less.  A root daemon's sandboxes are within its container's group or, if
+    it is in none, directly below the hierarchy, so that its own service's limit is not theirs;
+    another's are within its own group.
 
     Raises:
         HostError: The kernel does not say.
@@ -107,8 +108,8 @@ def memory_bytes() -> tuple[int, int]:
         host = fields["MemTotal"], fields["MemAvailable"]
     except KeyError as error:
         raise HostError(f"/proc/meminfo does not have {error}") from error
-    group = cgroupfs.CGROUP_ROOT if is_root() else cgroupfs.own()
-    limits = [] if group is None else cgroupfs.memory_limits(group)
+    own = (cgroupfs.of_container() or cgroupfs.CGROUP_ROOT) if is_root() else cgroupfs.own()
+    limits = [] if own is None else cgroupfs.memory_limits(own)
     totals, lefts = zip(host, *limits, strict=True)
     return min(totals), min(lefts)
 

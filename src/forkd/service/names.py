@@ -87,8 +87,9 @@ def choose(settings: HostSettings, database: Database, delegated: Path | None = 
     Args:
         settings: What was set.
         database: Where names are written down.
-        delegated: The group that a daemon which is not root has for its sandboxes'.  It may be
-            another one at each start, and is written down for who removes what is left.
+        delegated: The group that the daemon has to have its sandboxes' in, without root or in a
+            container.  It may be another one at each start, and is written down for who removes
+            what is left.
 
     Raises:
         StoreError: The database does not work.
@@ -102,6 +103,9 @@ def choose(settings: HostSettings, database: Database, delegated: Path | None = 
         database.replace_host_setting("cgroup_root", str(root))
     elif root is None:
         root = Path(database.host_setting("cgroup_root", str(derived.cgroup_root)))
+        if not files.is_there(root.parent):  # it was a container's, which is gone
+            root = derived.cgroup_root
+            database.replace_host_setting("cgroup_root", str(root))
     network = settings.network
     if network is None:
         pool = database.host_setting("address_pool", str(_free(derived.network.pool)))
