@@ -49,6 +49,7 @@ GOOD = Facts(
     cell=JailTried(ok=True, reason=""),
     controllers=frozenset({"cpu", "memory", "pids", "io"}),
     has_delegated_cgroup=False,
+    makes_cgroups=True,
     makes_taps=True,
     filters_packets=True,
     installed=frozenset({*BUILDERS, *OCI_TOOLS, *HELPER_TOOLS, PRLIMIT}),
@@ -143,6 +144,13 @@ def test_a_host_without_a_kvm_is_not_told_of_its_group() -> None:
 
 def test_a_guest_that_could_not_be_tried_is_skipped() -> None:
     assert check(replace(GOOD, probe=None), "KVM").status is Status.SKIP
+
+
+def test_cgroups_that_a_container_may_only_read_are_none() -> None:
+    found = check(replace(GOOD, makes_cgroups=False), "cgroup v2")
+
+    assert (found.status, "read-only" in found.found) == (Status.WARN, True)
+    assert "FORKD_CGROUPS=off" in found.advice
 
 
 def test_a_cgroup_that_was_delegated_is_as_good_as_roots() -> None:

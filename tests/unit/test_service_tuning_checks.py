@@ -183,7 +183,7 @@ def test_a_profile_that_hides_clone3_is_named(*, root: bool, status: Status) -> 
     (hidden,) = [each for each in checks if each.name == "clone3"]
     assert hidden.status is status
     assert "Docker's default profile" in hidden.found
-    assert "docs/howto/run-in-kubernetes.md" in hidden.advice
+    assert "docs/howto/run-in-a-container.md" in hidden.advice
     assert not unfit([hidden])
 
 

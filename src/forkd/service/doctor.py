@@ -37,10 +37,10 @@ from forkd.host.cells import python_paths
 from forkd.host.rlimits import PRLIMIT, VMM
 from forkd.images.kernel import newest_cached, series_of
 from forkd.images.layout import Cache
-from forkd.service import packages, processors, rootless, tuning_checks
+from forkd.service import jail_trial, packages, processors, rootless, tuning_checks
 from forkd.service.cells import Cells
 from forkd.service.setup import access, situation
-from forkd.service.tuning_checks import SETUP
+from forkd.service.tuning_checks import CONTAINER_PAGE, SETUP
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,6 +164,7 @@ class Facts:
     cell: JailTried | None
     controllers: frozenset[str]
     has_delegated_cgroup: bool
+    makes_cgroups: bool
     makes_taps: bool
     filters_packets: bool
     installed: frozenset[str]
@@ -190,7 +191,7 @@ def examine(places: Places) -> list[Check]:
 
 def gather(places: Places) -> Facts:
     """Look at this host, and try what can only be known by trying."""
-    seen = tuning.look()
+    seen, delegated = tuning.look(), tree.delegated()
     return Facts(
         system=f"{platform.system()} {platform.release()}",
         architecture=platform.machine(),
@@ -204,8 +205,9 @@ def gather(places: Places) -> Facts:
         processor=_processor(),
         jail=_try_rootless() if places.rootless_jail else _try_jail(places.uids),
         cell=_try_cell(places.uids, places.build_uids),
-        controllers=cgroupfs.controllers(cgroupfs.CGROUP_ROOT),
-        has_delegated_cgroup=tree.delegated() is not None,
+        controllers=cgroupfs.controllers(delegated or cgroupfs.CGROUP_ROOT),
+        has_delegated_cgroup=delegated is not None,
+        makes_cgroups=cgroupfs.is_ours(delegated or cgroupfs.CGROUP_ROOT),
         makes_taps=netlink.can_make_taps(),
         filters_packets=nftables.is_available(),
         installed=frozenset(
@@ -267,17 +269,11 @@ def _try_jail(uids: UidRange | None) -> JailTried | None:
         return None
     try:
         uids.check()
-        with files.scratch_folder("forkd-doctor-") as folder:
-            words = ("jail", str(folder), str(uids.first + 1), str(uids.first))
-            command = (programs.find(programs.VMM), *words)
-            done = process.run(command, timeout_s=PROBE_TIMEOUT_S, limits=VMM)
-        said = json.loads(done.stdout)
+        jail_trial.try_out(programs.find(programs.VMM), uids)
         _try_siblings(uids)
-        return JailTried(said.get("event") == "jailed", str(said.get("message") or ""))
     except ForkdError as error:
         return JailTried(ok=False, reason=str(error).splitlines()[0])
-    except (ValueError, AttributeError) as error:
-        return JailTried(ok=False, reason=f"the answer makes no sense: {error}")
+    return JailTried(ok=True, reason="")
 
 
 def _try_rootless() -> JailTried | None:
@@ -301,6 +297,8 @@ def _try_cell(uids: UidRange | None, build_uids: UidRange | None) -> JailTried |
         with cells.build() as cell:
             command = cell.command(_IN_A_CELL, read=python_paths(), network=True)
             process.run(command, timeout_s=CELL_TIMEOUT_S)
+    except HostError as error:
+        return JailTried(ok=False, reason=jail_trial.reason(error))
     except ForkdError as error:
         return JailTried(ok=False, reason=str(error).splitlines()[-1])
     return JailTried(ok=True, reason="")
@@ -441,7 +439,8 @@ def _root(facts: Facts) -> Check:
 
 
 def _jail(facts: Facts) -> Check:
-    name, around = "jail", "FORKD_JAIL=off runs machines without one, as the daemon's user"
+    name = "jail"
+    around = "--privileged, in a container; FORKD_JAIL=off goes without, as the daemon's user"
     if facts.jail is None:
         missing = "none: machines run as the daemon's user, and see what it sees"
         return Check(name, Status.WARN, missing, "FORKD_JAIL=on jails them")
@@ -492,6 +491,13 @@ def _cgroups(facts: Facts) -> Check:
             f"controllers missing: {', '.join(missing)}",
             "boot with systemd.unified_cgroup_hierarchy=1; or set FORKD_CGROUPS=off, so that "
             "root's daemon starts, with sandboxes that have no limits",
+        )
+    if facts.is_root and not facts.makes_cgroups:
+        return Check(
+            "cgroup v2",
+            Status.WARN,
+            "read-only, as in a container without privileges: root's daemon does not start",
+            f"--privileged; or FORKD_CGROUPS=off, without limits; {CONTAINER_PAGE}",
         )
     if facts.is_root or facts.has_delegated_cgroup:
         return Check("cgroup v2", Status.PASS, f"controllers {', '.join(CONTROLLERS)}")

@@ -26,7 +26,7 @@ from forkd.host import files, proc, threads
 from forkd.model.event import EventKind
 from forkd.model.sandbox import SandboxState
 from forkd.network.upstream import Upstreams
-from forkd.service import names, rootless
+from forkd.service import jail_trial, names, rootless
 from forkd.service.admission import Admission
 from forkd.service.answers import Answers
 from forkd.service.build_links import BuildLinks
@@ -211,6 +211,8 @@ async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack)
     if settings.rootless_jail:
         await asyncio.to_thread(rootless.try_out, settings.vmm)
     await asyncio.to_thread(jail.prepare)
+    if uids is not None:
+        await asyncio.to_thread(jail_trial.check, settings.vmm, uids)
     cells = await asyncio.to_thread(_cells, settings, cgroups)
     return _Ground(chosen, cgroups, records, store, pending, jail, cells)
 
@@ -240,8 +242,9 @@ def _prepare_cgroups(cgroups: CgroupTree, *, required: bool) -> None:
         raise HostError(
             f"every sandbox gets a cgroup, and this host has no cgroup v2 with "
             f"{', '.join(CONTROLLERS)} at {cgroups.root.parent} that is ours: boot with "
-            "systemd.unified_cgroup_hierarchy=1, start a daemon that is not root in a unit with "
-            "Delegate=yes, or set FORKD_CGROUPS=off to have sandboxes without limits"
+            "systemd.unified_cgroup_hierarchy=1, start a container with --privileged, or set "
+            "FORKD_CGROUPS=off to have sandboxes without limits. A daemon that is not root needs "
+            "a unit with Delegate=yes"
         )
     else:
         log.warning("sandboxes have no cgroups", extra={"root": str(cgroups.root)})

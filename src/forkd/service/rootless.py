@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 from forkd.errors import HostError
 from forkd.host import files, process
 from forkd.host.rlimits import VMM
+from forkd.service.jail_trial import TRY_TIMEOUT_S, reason
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-TRY_TIMEOUT_S = 30.0
-"""Time in which a process jails itself and ends; it takes milliseconds on an idle host."""
 
 ADVICE = (
     "user namespaces for ordinary users (sysctl user.max_user_namespaces, "
@@ -52,14 +50,6 @@ def try_out(vmm: Path) -> Tried:
             said = json.loads(done.stdout)
             return Tried(keeps_signals=bool(said["keeps_signals"]))
         except HostError as error:
-            raise HostError(
-                f"machines cannot be jailed here: {_reason(error)}; {ADVICE}"
-            ) from error
+            raise HostError(f"machines cannot be jailed here: {reason(error)}; {ADVICE}") from error
         except (ValueError, LookupError, TypeError) as error:
             raise HostError(f"the answer of a jailed process makes no sense: {error}") from error
-
-
-def _reason(error: HostError) -> str:
-    """Return what the VMM said, if it said anything."""
-    line = str(error).splitlines()[-1]
-    return process.message_in(line) or line

@@ -30,7 +30,7 @@ LOST_BELOW = (
 SETUP = "`sudo forkd host setup`"
 """What sets a host up, and can be taken back."""
 
-CLONE3_PAGE = "docs/howto/run-in-kubernetes.md"
+CONTAINER_PAGE = "docs/howto/run-in-a-container.md"
 """The page that says what a container needs."""
 
 
@@ -69,7 +69,7 @@ def _clone3(*, hides: bool, is_root: bool) -> Check:
         return Check(name, Status.PASS, "allowed")
     status = Status.FAIL if is_root else Status.WARN
     found = "hidden, as by Docker's default profile: no forks with cgroups"
-    return Check(name, status, found, f"--security-opt seccomp=unconfined; {CLONE3_PAGE}")
+    return Check(name, status, found, f"--security-opt seccomp=unconfined; {CONTAINER_PAGE}")
 
 
 def _kernel(host: Seen) -> Check:
