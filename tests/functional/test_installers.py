@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from forkd.installed import DISTRIBUTION, VERSION
-from tests.functional.test_wheel import END_TIMEOUT_S, built
+from tests.functional.test_wheel import END_TIMEOUT_S
 from tests.support.docs import ROOT
 from tests.support.pythons import VERSIONS
+from tests.support.wheels import built
 
 pytestmark = [
     pytest.mark.needs("binaries", "network"),

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forkd import installed
-from tests.functional.test_wheel import built
 from tests.support import certificates, pythons, remote_client
 from tests.support.fake_daemon import FakeDaemon
 from tests.support.pythons import VERSIONS
+from tests.support.wheels import built
 
 if TYPE_CHECKING:
     import subprocess

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.machine.kernel import default_cache
-from tests.functional.test_wheel import built
 from tests.support import fresh_root
 from tests.support.docs import ROOT
+from tests.support.wheels import built
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,23 +18,13 @@ import pytest
 
 from forkd.installed import VERSION
 from tests.support.docs import ROOT
+from tests.support.wheels import built
 
 pytestmark = [pytest.mark.needs("binaries"), pytest.mark.timeout(300)]
 
 TIMEOUT_S = 240
 
 END_TIMEOUT_S = 30
-
-
-def built(kind: str, folder: Path) -> Path:
-    """Build a wheel, and return where it is."""
-    words = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder))
-    environ = {**os.environ, "FORKD_WHEEL": kind}
-    subprocess.run(  # noqa: S603 - our own
-        words, cwd=ROOT, env=environ, check=True, capture_output=True, timeout=TIMEOUT_S
-    )
-    (wheel,) = folder.glob("*.whl")
-    return wheel
 
 
 @pytest.fixture(scope="module")

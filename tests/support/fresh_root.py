@@ -115,11 +115,10 @@ def made(name: str, packages: tuple[str, ...], release: str, over: Path | None =
 
 
 def _debootstrap(release: str, packages: tuple[str, ...], folder: Path) -> None:
-    include = ",".join(packages)
+    include = [f"--include={','.join(packages)}"] if packages else []
     # Mounts of its own: whoever ends it half way must not find this host's /sys below the folder.
     _run("unshare", "--mount", "--fork", "--kill-child", "mmdebstrap", "--variant=minbase",
-         f"--include={include}", "--format=directory", f"--aptopt={BEHIND}", release,
-         folder)  # fmt: skip
+         *include, "--format=directory", f"--aptopt={BEHIND}", release, folder)  # fmt: skip
 
 
 def _install(packages: tuple[str, ...], folder: Path) -> None:

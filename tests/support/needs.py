@@ -128,6 +128,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "mmdebstrap": has_program("mmdebstrap"),
     "systemd": has_program("/usr/lib/systemd/systemd"),
     "systemd-analyze": has_program("systemd-analyze"),
+    "runc": has_program("runc"),
     "skopeo": has_program("skopeo"),
     "umoci": has_program("umoci"),
     "docker-registry": has_program("docker-registry"),
