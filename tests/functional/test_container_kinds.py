@@ -14,9 +14,11 @@ from tests.support.container_kinds import KINDS
 from tests.support.containers import container
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from tests.support.container_image import ContainerImage
+    from tests.support.container_kinds import Kind
     from tests.support.containers import Container
 
 pytestmark = [
@@ -37,14 +39,19 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> ContainerImage:
     return container_image.made(wheels.built("platform", tmp_path_factory.mktemp("wheel")))
 
 
+def daemon_in(kind: Kind, image: ContainerImage, state: Path) -> AbstractContextManager[Container]:
+    """Start a daemon in a container of a kind, with its state in a folder of this host."""
+    os.chown(state, kind.confinement.user, kind.confinement.user)
+    volumes = {"/var/lib/forkd": state}
+    return container(image, kind.confinement, environment=kind.environment, volumes=volumes)
+
+
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.jail])
 async def test_a_daemon_serves_and_the_doctor_says_which_jail_there_is(
     name: str, image: ContainerImage, tmp_path: Path
 ) -> None:
     kind = KINDS[name]
-    os.chown(tmp_path, kind.confinement.user, kind.confinement.user)
-    volumes = {"/var/lib/forkd": tmp_path}
-    with container(image, kind.confinement, environment=kind.environment, volumes=volumes) as made:
+    with daemon_in(kind, image, tmp_path) as made:
         await listening(made)
         made.check(*image.config.healthcheck["test"][1:])
         said = made.run("forkd-daemon", "doctor").stdout
@@ -57,9 +64,7 @@ async def test_a_daemon_that_cannot_run_says_what_is_missing(
     name: str, image: ContainerImage, tmp_path: Path
 ) -> None:
     kind = KINDS[name]
-    os.chown(tmp_path, kind.confinement.user, kind.confinement.user)
-    volumes = {"/var/lib/forkd": tmp_path}
-    with container(image, kind.confinement, environment=kind.environment, volumes=volumes) as made:
+    with daemon_in(kind, image, tmp_path) as made:
         await ended(made)
         assert kind.says in made.log.read_text()
 

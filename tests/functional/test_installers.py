@@ -15,6 +15,7 @@ import pytest
 
 from forkd.installed import DISTRIBUTION, VERSION
 from tests.functional.test_wheel import END_TIMEOUT_S
+from tests.support.daemon_program import own_settings
 from tests.support.docs import ROOT
 from tests.support.pythons import VERSIONS
 from tests.support.wheels import built
@@ -85,15 +86,7 @@ class Home:
         }
         return passed_on | {
             "PATH": os.defpath,
-            "HOME": str(self.folder),
-            "FORKD_RUN_DIR": str(self.folder / "run"),
-            "FORKD_STATE_DIR": str(self.folder / "state"),
-            "FORKD_CACHE_DIR": str(self.folder / "cache"),
-            "FORKD_SOCKET": f"{self.folder}/run/forkd.sock",
-            "FORKD_URL": f"unix://{self.folder}/run/forkd.sock",
-            "FORKD_CGROUPS": "off",
-            "FORKD_JAIL": "off",
-            "FORKD_NETWORK_SLOTS": "0",
+            **own_settings(self.folder),
             "PIPX_DEFAULT_PYTHON": sys.executable,
             "UV_PYTHON": sys.executable,
             "UV_PYTHON_DOWNLOADS": "never",

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from forkd.installed import VERSION
+from tests.support.daemon_program import own_settings
 from tests.support.docs import ROOT
 from tests.support.wheels import built
 
@@ -48,16 +49,8 @@ class Installed:
     def environment(self) -> dict[str, str]:
         return {
             "PATH": os.defpath,
-            "HOME": str(self.home),
+            **own_settings(self.home),
             "FORKD_HOME": str(self.home / "home"),
-            "FORKD_STATE_DIR": str(self.home / "state"),
-            "FORKD_RUN_DIR": str(self.home / "run"),
-            "FORKD_CACHE_DIR": str(self.home / "cache"),
-            "FORKD_SOCKET": f"{self.home}/run/forkd.sock",
-            "FORKD_URL": f"unix://{self.home}/run/forkd.sock",
-            "FORKD_CGROUPS": "off",
-            "FORKD_JAIL": "off",
-            "FORKD_NETWORK_SLOTS": "0",
         }
 
     def run(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:

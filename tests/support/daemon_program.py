@@ -67,6 +67,22 @@ def environment_of(host: FakeHost) -> dict[str, str]:
     }
 
 
+def own_settings(home: Path) -> dict[str, str]:
+    """Return the settings with which installed programs keep to a home, and need no root."""
+    socket = home / "run/forkd.sock"
+    return {
+        "HOME": str(home),
+        "FORKD_STATE_DIR": str(home / "state"),
+        "FORKD_RUN_DIR": str(home / "run"),
+        "FORKD_CACHE_DIR": str(home / "cache"),
+        "FORKD_SOCKET": str(socket),
+        "FORKD_URL": f"unix://{socket}",
+        "FORKD_CGROUPS": "off",
+        "FORKD_JAIL": "off",
+        "FORKD_NETWORK_SLOTS": "0",
+    }
+
+
 @contextlib.contextmanager
 def served(host: FakeHost) -> Iterator[ServedHost]:
     """Serve a host for as long as the block lasts; sandboxes are the caller's to end."""
