@@ -153,6 +153,18 @@ def test_cgroups_that_a_container_may_only_read_are_none() -> None:
     assert "FORKD_CGROUPS=off" in found.advice
 
 
+def test_root_without_cgroups_needs_neither_controllers_nor_clone3() -> None:
+    facts = replace(GOOD, controllers=frozenset(), hides_clone3=True, wants_cgroups=False)
+
+    found = check(facts, "cgroup v2")
+    assert (found.status, found.found) == (
+        Status.WARN,
+        "off (FORKD_CGROUPS): sandboxes have no limits",
+    )
+    assert check(facts, "clone3").status is Status.WARN
+    assert check(replace(facts, wants_cgroups=True), "clone3").status is Status.FAIL
+
+
 def test_a_cgroup_that_was_delegated_is_as_good_as_roots() -> None:
     facts = replace(GOOD, is_root=False, has_delegated_cgroup=True)
 

@@ -49,7 +49,7 @@ WRONG = {
 def found(
     host: Seen, *, root: bool = True, hides: bool = False, jailed: bool = True, cores: bool = False
 ) -> list[Check]:
-    return judge(host, is_root=root, hides_clone3=hides, is_jailed=jailed, own_cores=cores)
+    return judge(host, needs_clone3=root, hides_clone3=hides, is_jailed=jailed, own_cores=cores)
 
 
 def check(host: Seen, name: str) -> Check | None:

@@ -317,6 +317,7 @@ def doctor(settings: Settings, *, as_json: bool) -> int:
             rootless_jail=_rootless_jail(settings),
             build_uids=None if _uids(settings) is None else settings.build_uid_range,
             own_cores=settings.core_scheduling == "sandbox",
+            cgroups=settings.cgroups != "off",
         )
     )
     if as_json:

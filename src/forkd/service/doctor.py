@@ -119,6 +119,7 @@ class Places:
     build_uids: UidRange | None = None
     rootless_jail: bool = False
     own_cores: bool = True
+    cgroups: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ class Facts:
     state_disk: FileSystem
     hides_clone3: bool = False
     own_cores: bool = False
+    wants_cgroups: bool = True
 
 
 def examine(places: Places) -> list[Check]:
@@ -224,6 +226,7 @@ def gather(places: Places) -> Facts:
         state_disk=disks.file_system(places.state_dir),
         hides_clone3=refusals.hides_clone3(),
         own_cores=places.own_cores and refusals.schedules_cores(),
+        wants_cgroups=places.cgroups,
     )
 
 
@@ -346,7 +349,7 @@ def judge(facts: Facts) -> list[Check]:
         *access.judge(facts.situation),
         *tuning_checks.judge(
             facts.seen,
-            is_root=facts.is_root,
+            needs_clone3=facts.is_root and facts.wants_cgroups,
             hides_clone3=facts.hides_clone3,
             is_jailed=facts.jail is not None and facts.jail.ok,
             own_cores=facts.own_cores,
@@ -483,6 +486,11 @@ def _cells(facts: Facts) -> Check:
 
 
 def _cgroups(facts: Facts) -> Check:
+    if not facts.wants_cgroups:
+        advice = "FORKD_CGROUPS=on gives each sandbox its own"
+        return Check(
+            "cgroup v2", Status.WARN, "off (FORKD_CGROUPS): sandboxes have no limits", advice
+        )
     missing = [each for each in CONTROLLERS if each not in facts.controllers]
     if missing:
         return Check(

@@ -1,7 +1,7 @@
 """Judge how a host is set up: settings of the kernel, the processor's flaws, security modules.
 
 A function of what was seen.  What does not apply to a host has no check; nothing here keeps
-sandboxes from running, except a seccomp profile that hides `clone3` from a daemon that is root.
+sandboxes from running, except a seccomp profile that hides `clone3` from who needs it.
 Each line fits a terminal of 80 columns.
 """
 
@@ -35,19 +35,19 @@ CONTAINER_PAGE = "docs/howto/run-in-a-container.md"
 
 
 def judge(
-    host: Seen, *, is_root: bool, hides_clone3: bool, is_jailed: bool, own_cores: bool
+    host: Seen, *, needs_clone3: bool, hides_clone3: bool, is_jailed: bool, own_cores: bool
 ) -> list[Check]:
     """Return every check that applies.
 
     Args:
         host: What was seen.
-        is_root: Whether the daemon would be root.
+        needs_clone3: Whether no sandbox would start without `clone3`: each is to have a cgroup.
         hides_clone3: Whether a seccomp profile refuses `clone3`.
         is_jailed: Whether a jail was tried, and works.
         own_cores: Whether each machine would have a core to itself while it runs on it.
     """
     found = [
-        _clone3(hides=hides_clone3, is_root=is_root),
+        _clone3(hides=hides_clone3, needed=needs_clone3),
         _kernel(host),
         *_settings(host),
         _favordynmods(host),
@@ -63,11 +63,11 @@ def judge(
     return [each for each in found if each is not None]
 
 
-def _clone3(*, hides: bool, is_root: bool) -> Check:
+def _clone3(*, hides: bool, needed: bool) -> Check:
     name = "clone3"
     if not hides:
         return Check(name, Status.PASS, "allowed")
-    status = Status.FAIL if is_root else Status.WARN
+    status = Status.FAIL if needed else Status.WARN
     found = "hidden, as by Docker's default profile: no forks with cgroups"
     return Check(name, status, found, f"--security-opt seccomp=unconfined; {CONTAINER_PAGE}")
 

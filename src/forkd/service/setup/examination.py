@@ -21,7 +21,7 @@ def examine(seen: Situation) -> list[Check]:
         *access.judge(seen),
         *tuning_checks.judge(
             seen.host,
-            is_root=proc.is_root(),
+            needs_clone3=proc.is_root(),
             hides_clone3=refusals.hides_clone3(),
             is_jailed=seen.host.userns_restricted and _can_jail(seen),
             own_cores=refusals.schedules_cores(),
