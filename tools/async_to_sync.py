@@ -156,6 +156,11 @@ def outputs() -> dict[Path, str]:
     return made
 
 
+def targets() -> list[Path]:
+    """Return the files that are generated."""
+    return [ROOT / target for _, target in _pairs()]
+
+
 def _pairs() -> list[tuple[str, str]]:
     pairs = [
         (f"{source}/{each.name}", f"{target}/{each.name}")

@@ -60,10 +60,11 @@ CLIENT_ONLY = {
 
 def outputs() -> dict[Path, str]:
     """Return every generated file with its contents."""
+    contract, codes = openapi(), error_codes()
     return {
-        OPENAPI: openapi(),
+        OPENAPI: contract,
         OPENAPI_V1: openapi_v1(),
-        ERRORS: error_codes(),
+        ERRORS: codes,
         **async_to_sync.outputs(),
         **gen_completions.outputs(),
         **gen_config.outputs(),
@@ -73,7 +74,7 @@ def outputs() -> dict[Path, str]:
         **gen_man.outputs(),
         **gen_plots.outputs(),
         **gen_python.outputs(),
-        **gen_typescript.outputs(openapi(), error_codes()),
+        **gen_typescript.outputs(contract, codes),
         **gen_recipe_times.outputs(),
         **gen_executor_times.outputs(),
         **gen_host_times.outputs(),

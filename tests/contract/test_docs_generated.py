@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,16 +10,6 @@ import forkd
 from forkd import limits, types
 from tests.contract.test_sdk_signatures import public_classes, public_functions
 from tools import gen_docs, gen_limits, gen_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-@pytest.mark.parametrize("path", gen_docs.outputs(), ids=lambda path: path.name)
-def test_a_generated_page_is_what_its_source_makes(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == gen_docs.outputs()[path], (
-        "run `python -m tools.gen_docs`"
-    )
 
 
 def test_every_command_is_in_the_reference() -> None:
