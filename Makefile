@@ -25,7 +25,7 @@ check-host:
 
 setup: $(STAMPS)/debian $(STAMPS)/venv ## Install what building and running need: packages, virtual environment
 
-test-setup: setup $(STAMPS)/test-packages $(STAMPS)/test-venv $(STAMPS)/release $(STAMPS)/reference $(STAMPS)/inspect $(STAMPS)/typescript ## Install what only tests and checks need besides
+test-setup: setup $(STAMPS)/test-packages $(STAMPS)/test-venv $(STAMPS)/release $(STAMPS)/reference $(STAMPS)/typescript ## Install what only tests and checks need besides
 
 $(STAMPS)/debian: tools/debian-packages.txt tools/install_debian_packages | check-host
 	@tools/install_debian_packages
@@ -54,7 +54,7 @@ $(STAMPS)/reference: tests/reference/requirements.txt | $(STAMPS)/venv
 		--target build/reference-client -r $<
 	@mkdir -p $(STAMPS) && touch $@
 
-# Inspect AI, whose self-check runs in a sandbox: apart, because it needs eighty packages.
+# Inspect AI, whose self-check a soak runs in a sandbox: apart, because it needs eighty packages.
 $(STAMPS)/inspect: tests/inspect/requirements.txt | $(STAMPS)/venv
 	@rm -rf build/inspect-client
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
@@ -149,9 +149,9 @@ $(STAMPS)/soak-packages: tests/runtimes/debian-packages.txt tools/install_debian
 	@tools/install_debian_packages $<
 	@mkdir -p $(STAMPS) && touch $@
 
-soak: build test-setup deb $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## Repeat in full what the tests repeat a few times; K=word selects
+soak: build test-setup deb $(STAMPS)/inspect $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## Repeat in full what the tests repeat a few times; K=word selects
 	@$(BIN)/python -m tools.deb --python 3.13
-	@$(BIN)/pytest --soak -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security tests/contract/test_runtimes.py
+	@$(BIN)/pytest --soak -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security tests/contract
 	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh --soak -m soak -v --unmet-from build/soak.txt tests/functional tests/security
 	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.run $(ON_INTEL)
 	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.moves

@@ -134,6 +134,7 @@ def test_pip_installs_the_wheel_and_refuses_another(copied: Path) -> None:
     assert "DO NOT MATCH THE HASHES" in refused.stderr
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.needs("network")
 @pytest.mark.timeout(RELEASE_TIMEOUT_S)
 def test_a_release_is_installed_with_all_that_it_needs(released: Path, tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ async def test_a_chain_comes_back_whole_after_a_restart_and_when_it_was_compacte
     await real_host.service.snapshots.delete(CALLER, middle, cascade=True)
 
 
+@pytest.mark.soak(only=True)
 async def test_ten_siblings_of_the_head_of_a_deep_chain_answer(real_host: RealHost) -> None:
     digests = await chain(real_host, DEPTH)
     head = parse_tag(f"link{DEPTH}")

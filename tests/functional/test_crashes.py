@@ -42,6 +42,9 @@ pytestmark = [
 
 ROLES = ("daemon", "zygote", "source", "seed", "writer")
 
+ROLES_OF_EVERY_RUN = 3
+"""So many of them, as the dice fall, are killed where nothing is repeated in full."""
+
 MOMENT_S = 1.5
 """Within this time of the load's begin, which takes about as long, somebody is killed."""
 
@@ -75,7 +78,7 @@ def daemon(bakes: Bakes) -> Iterator[Daemon]:
 def test_whoever_is_killed_no_snapshot_is_torn_nobody_is_an_orphan_and_the_list_is_true(
     daemon: Daemon, soak: Soak, tell: Callable[[str], None]
 ) -> None:
-    chance, killed, rounds = soak.dice(), Counter[str](), soak.count(len(ROLES), 200)
+    chance, killed, rounds = soak.dice(), Counter[str](), soak.count(ROLES_OF_EVERY_RUN, 200)
     with Client(daemon.url) as client:
         arena = Arena(daemon, client, chance)
         for number in range(rounds):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-CHILDREN, SOAK_CHILDREN = 24, 100
+CHILDREN, SOAK_CHILDREN = 10, 100
 
 AGE_S = 3 * 86_400
 """How long the snapshot believes to have lain: its parent's clock is set back by as much."""

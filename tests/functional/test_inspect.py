@@ -15,7 +15,6 @@ from tests.support.real_host import REAL, TAG
 
 if TYPE_CHECKING:
     from tests.support.real_host import RealHost
-    from tests.support.soak import Soak
 
 pytestmark = [
     REAL, pytest.mark.needs("inspect"), pytest.mark.asyncio(loop_scope="module"),
@@ -28,20 +27,16 @@ FOLDER = ROOT / "tests" / "inspect"
 CHECK_S = 500.0
 """Time for all of it; the test has a little more."""
 
-DEAREST = "test_exec_input_large"
-"""Sends 50 MiB, which takes a minute into an emulated guest."""
-
 CHECKS_MIN = 38
 """Fewer were not all of them."""
 
 
-@pytest.mark.soak
-async def test_the_self_check_of_inspect_ai_passes(real_host: RealHost, soak: Soak) -> None:
+@pytest.mark.soak(only=True)
+async def test_the_self_check_of_inspect_ai_passes(real_host: RealHost) -> None:
     """What it does not pass is listed there, with reasons."""
-    left_out = [] if soak.in_full else ["-k", f"not {DEAREST}"]
     settings = ["-c", str(FOLDER / "pytest.ini"), "--rootdir", str(FOLDER)]
     command = ["-m", "pytest", "-q", "--durations=5", "-p", "no:cacheprovider", *settings]
-    command += [str(FOLDER / "self_check.py"), *left_out]
+    command += [str(FOLDER / "self_check.py")]
     async with daemon_of(real_host) as url:
         path = os.pathsep.join(map(str, (CLIENT, ROOT / "src", ROOT)))
         environ = os.environ | {"FORKD_URL": url, "FORKD_TAG": str(TAG), "PYTHONPATH": path}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from forkd.service.host import Host
 
-pytestmark = [REAL, pytest.mark.timeout(900)]
+pytestmark = [REAL, pytest.mark.soak(only=True), pytest.mark.timeout(900)]
 
 logger = logging.getLogger(__name__)
 

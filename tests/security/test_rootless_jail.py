@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from tests.support.rootless_daemon import RootlessDaemon
 
 REAL = pytest.mark.needs("kvm", "root", "binaries", "cgroup2")
+SOAK = pytest.mark.soak(only=True)
+"""The user's daemon bakes a snapshot of its own, as root's leads to images that it cannot read."""
+
 pytestmark = pytest.mark.timeout(600)
 
 NAMESPACES = ("user", "mnt", "net", "ipc", "uts")
@@ -116,6 +119,7 @@ def pid_of(sandbox: Sandbox) -> int:
 
 
 @REAL
+@SOAK
 def test_up_of_an_ordinary_user_runs_on_this_host_and_down_leaves_nothing() -> None:
     with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as folder:
         os.chown(folder, USER, USER)
@@ -131,6 +135,7 @@ def test_up_of_an_ordinary_user_runs_on_this_host_and_down_leaves_nothing() -> N
 
 
 @REAL
+@SOAK
 def test_a_machine_is_the_daemons_user_without_any_right(sandbox: Sandbox) -> None:
     pid = pid_of(sandbox)
     for thread in threads(pid):
@@ -144,6 +149,7 @@ def test_a_machine_is_the_daemons_user_without_any_right(sandbox: Sandbox) -> No
 
 
 @REAL
+@SOAK
 def test_a_machine_sees_its_folders_and_neither_home_nor_network(
     daemon: RootlessDaemon, sandbox: Sandbox
 ) -> None:
@@ -169,6 +175,7 @@ def test_a_machine_sees_its_folders_and_neither_home_nor_network(
 
 
 @REAL
+@SOAK
 def test_a_zygote_has_no_right(daemon: RootlessDaemon, sandbox: Sandbox) -> None:
     (zygote,) = daemon.vmm_processes() - {pid_of(sandbox)}
     assert set(status(zygote, "Uid")) == {str(USER)}
@@ -180,6 +187,7 @@ def test_a_zygote_has_no_right(daemon: RootlessDaemon, sandbox: Sandbox) -> None
 
 
 @REAL
+@SOAK
 def test_siblings_are_jailed_as_their_source_compared_and_reset(
     client: Client, sandbox: Sandbox
 ) -> None:
@@ -198,6 +206,7 @@ def test_siblings_are_jailed_as_their_source_compared_and_reset(
 
 
 @REAL
+@SOAK
 def test_what_a_jailed_machine_leaves_is_stored_and_forked_from(
     client: Client, sandbox: Sandbox
 ) -> None:
@@ -211,6 +220,7 @@ def test_what_a_jailed_machine_leaves_is_stored_and_forked_from(
 
 
 @REAL
+@SOAK
 @pytest.mark.parametrize("place", ["machine", "zygote", "seed"])
 def test_what_a_captured_process_gets_is_said_and_nothing_else(
     daemon: RootlessDaemon, sandbox: Sandbox, place: str
@@ -228,6 +238,7 @@ def test_what_a_captured_process_gets_is_said_and_nothing_else(
 
 
 @REAL
+@SOAK
 def test_machines_are_in_groups_below_the_one_that_was_delegated(
     client: Client, daemon: RootlessDaemon, sandbox: Sandbox
 ) -> None:
@@ -248,6 +259,7 @@ def test_machines_are_in_groups_below_the_one_that_was_delegated(
 
 
 @REAL
+@SOAK
 def test_a_guest_past_its_limit_ends_alone(client: Client, sandbox: Sandbox) -> None:
     with client.fork(TAG, memory_limit_mib=LIMIT_MIB)[0] as hungry:
         assert hungry.exec(["sh", "-c", TAKE_BACK]).exit_code == 0
