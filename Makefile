@@ -112,7 +112,10 @@ layers:
 budgets:
 	@$(BIN)/python tools/check_repo.py
 
-test: build test-setup ## Run everything, and say what ran where
+# Programs are compiled while packages are installed.
+test: $(STAMPS)/debian ## Run everything, and say what ran where
+	@tools/check_rust
+	@$(MAKE) -j3 binaries test-setup
 	@$(BIN)/python -m tools.test_all
 
 test-rust: setup ## Rust tests that need no KVM

@@ -44,7 +44,10 @@ FUNCTIONAL = tuple(
 SLOWEST = ("--durations=10", "--durations-min=5")
 """Has pytest name the tests that would be worth shortening."""
 MACHINES_MAX = 2
-"""Most helper machines; one that emulates its processor keeps one core of the host busy."""
+"""Most helper machines.
+
+One that emulates its processor keeps a core of the host busy, and what runs on the host needs one.
+"""
 MACHINE_GIB = 8
 """How much of the host's memory there must be for each of them, in GiB."""
 
@@ -102,7 +105,7 @@ def beside() -> list[Suite]:
 
 def in_helper_machines(tests: list[str], cores: int, memory_gib: int, claims: Path) -> list[Suite]:
     """Return the suites that share tests, on a host with so many cores and so much memory."""
-    of = min(MACHINES_MAX, len(tests), cores, max(1, memory_gib // MACHINE_GIB))
+    of = min(MACHINES_MAX, len(tests), max(1, cores - 1), max(1, memory_gib // MACHINE_GIB))
     modules = sorted({test.partition("::")[0] for test in tests})
     return [_in_machine(number, of, claims, modules) for number in range(1, of + 1)]
 

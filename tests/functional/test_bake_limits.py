@@ -186,6 +186,7 @@ async def test_a_snapshot_that_could_be_too_large_is_not_baked(fake_host: FakeHo
         assert (await used(host)).snapshot_mib == -(-made.stored_bytes >> 20)
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.needs("root", "cgroup2")
 async def test_the_machine_of_a_bake_is_in_a_group_with_the_limits_of_a_fork(
     fake_host: FakeHost,

@@ -367,6 +367,7 @@ async def diff(host: RealHost, one: SandboxId | Tag, other: SandboxId | Tag) -> 
         return await host.service.comparisons.compare(CALLER, one, other)
 
 
+@pytest.mark.soak(only=True)
 async def test_the_disks_say_what_the_guests_say(real_host: RealHost) -> None:
     service = real_host.service
     (parent,) = (await service.sandboxes.fork(CALLER, TAG, 1, ForkOptions())).sandboxes

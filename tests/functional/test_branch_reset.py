@@ -109,7 +109,7 @@ async def thinks(host: RealHost, sandbox: Sandbox, thought: str) -> bool:
     return bool(found == [thought, True, thought, thought, False, False])
 
 
-@pytest.mark.soak
+@pytest.mark.soak(only=True)
 async def test_a_sibling_goes_back_again_and_again_though_its_source_has_ended(
     real_host: RealHost, soak: Soak
 ) -> None:
@@ -132,6 +132,7 @@ async def test_a_sibling_goes_back_again_and_again_though_its_source_has_ended(
     assert await real_host.service.sandboxes.get(CALLER, sibling.id) == sibling
 
 
+@pytest.mark.soak(only=True)
 async def test_siblings_on_each_level_go_back_to_where_each_was_branched(
     real_host: RealHost,
 ) -> None:
@@ -174,6 +175,7 @@ async def test_who_was_promoted_goes_back_to_its_branch_under_its_parents_name(
     assert addresses == [parent.address, parent.address_v6]
 
 
+@pytest.mark.soak(only=True)
 async def test_a_sibling_goes_back_under_the_next_daemon(real_host: RealHost) -> None:
     source = await thinker(real_host, "kept")
     (sibling,) = await branched(real_host, source.id)

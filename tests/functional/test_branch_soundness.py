@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = [
     REAL,
     BAKES_LARGE,
-    pytest.mark.soak,
+    pytest.mark.soak(only=True),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(600),
 ]
@@ -64,16 +64,8 @@ class Counts:
         self.steps += report.transfers
 
 
-QUICK = (LARGE_VCPUS, "memory")
-"""The cell of every run: where several virtual CPUs write at once."""
-
 CELLS = [
-    pytest.param(
-        vcpus,
-        load,
-        id=f"{vcpus}cpu{'s' * (vcpus > 1)}-{load}",
-        marks=() if (vcpus, load) == QUICK else pytest.mark.soak(only=True),
-    )
+    pytest.param(vcpus, load, id=f"{vcpus}cpu{'s' * (vcpus > 1)}-{load}")
     for vcpus in (1, LARGE_VCPUS)
     for load in ("idle", "memory", "disk", "fork")
 ]

@@ -124,6 +124,7 @@ async def test_a_fork_waits_for_a_snapshot_that_is_being_written(real_host: Real
     assert await value(real_host, await forked(real_host, taken), "mark") == 5
 
 
+@pytest.mark.soak(only=True)
 async def test_a_chain_comes_back_whole_after_a_restart_and_when_it_was_compacted(
     real_host: RealHost,
 ) -> None:
@@ -161,6 +162,7 @@ async def test_ten_siblings_of_the_head_of_a_deep_chain_answer(real_host: RealHo
     assert set(await asyncio.gather(*answers)) == {digests[parse_tag("link1")]}
 
 
+@pytest.mark.soak(only=True)
 async def test_the_base_of_a_chain_is_in_memory_once(real_host: RealHost) -> None:
     await real_host.warm()
     base = image_bytes(real_host.vmm_processes())

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from forkd.types import EvalError, OutputMessage, Result
     from tests.support.real_host import RealHost
 
-pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [
+    REAL,
+    pytest.mark.soak(only=True),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
 
 GO = "/tmp/go-on"
 

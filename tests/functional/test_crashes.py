@@ -34,16 +34,13 @@ if TYPE_CHECKING:
 
 pytestmark = [
     REAL,
-    pytest.mark.soak,
+    pytest.mark.soak(only=True),
     pytest.mark.timeout(900),
     # httpcore leaves a socket that could not connect to a killed daemon to be collected.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
 ROLES = ("daemon", "zygote", "source", "seed", "writer")
-
-ROLES_OF_EVERY_RUN = 3
-"""So many of them, as the dice fall, are killed where nothing is repeated in full."""
 
 MOMENT_S = 1.5
 """Within this time of the load's begin, which takes about as long, somebody is killed."""
@@ -78,7 +75,7 @@ def daemon(bakes: Bakes) -> Iterator[Daemon]:
 def test_whoever_is_killed_no_snapshot_is_torn_nobody_is_an_orphan_and_the_list_is_true(
     daemon: Daemon, soak: Soak, tell: Callable[[str], None]
 ) -> None:
-    chance, killed, rounds = soak.dice(), Counter[str](), soak.count(ROLES_OF_EVERY_RUN, 200)
+    chance, killed, rounds = soak.dice(), Counter[str](), soak.count(len(ROLES), 200)
     with Client(daemon.url) as client:
         arena = Arena(daemon, client, chance)
         for number in range(rounds):

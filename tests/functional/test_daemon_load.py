@@ -128,6 +128,7 @@ async def fill_idle_channels(daemon: FakeDaemon, sandbox: str) -> None:
     await asyncio.gather(*(meet() for _ in range(IDLE_CHANNELS_MAX)))
 
 
+@pytest.mark.soak(only=True)
 async def test_a_crowd_and_many_requests_at_once_are_answered_and_leave_nothing(
     daemon: FakeDaemon, soak: Soak, tell: Callable[[str], None]
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
+
 from forkd import AsyncClient
 from forkd.model.ids import SandboxId
 from forkd.store.answers import kept
@@ -44,6 +46,7 @@ async def test_an_answer_outlives_the_daemon(fake_host: FakeHost) -> None:
         assert await served.sandboxes() == []
 
 
+@pytest.mark.soak(only=True)
 async def test_creates_with_lost_answers_leave_what_was_asked_for(
     fake_host: FakeHost, tmp_path: Path
 ) -> None:

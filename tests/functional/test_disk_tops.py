@@ -64,6 +64,7 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.soak(only=True)
 async def test_tops_of_machines_and_branches_are_where_they_are_told_and_gone_with_them(
     bench: Bench, disk: Path
 ) -> None:

@@ -101,7 +101,7 @@ with open("/root/synced", "wb") as file:
 async def test_siblings_at_once_read_what_they_wrote_and_see_nobody_elses(
     real_host: RealHost, soak: Soak
 ) -> None:
-    count, steps = soak.count(8, SIBLINGS), soak.count(20, 150)
+    count, steps = soak.count(4, SIBLINGS), soak.count(10, 150)
     before = lower_layers(real_host)
     async with real_host.forked(count, ForkOptions()) as siblings:
         asked = [

@@ -77,6 +77,7 @@ def said(events: list[ExecEvent]) -> bytes:
     return b"".join(event.data for event in events if isinstance(event, Stdout))
 
 
+@pytest.mark.soak(only=True)
 async def test_a_fork_finds_agent_and_runtime_where_no_accounts_are_kept(bench: Bench) -> None:
     cgroups = "[open(f'/proc/{process}/cgroup').read() for process in (1, 'self')]"
     async with bench.forked(bench.root) as (machine,):

@@ -82,6 +82,7 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.soak(only=True)
 async def test_a_child_whose_guest_is_reset_is_forked_again_and_says_so(
     bench: Bench, seed: Path
 ) -> None:

@@ -48,6 +48,7 @@ def pages_mapped_by_exits(pid: int) -> int:
     return sum(int((vm / "pf_fixed").read_text()) for vm in KVM_STATISTICS.glob(f"{pid}-*"))
 
 
+@pytest.mark.soak(only=True)
 async def test_a_zygote_keeps_one_machine_of_kvm_and_no_child_has_that(
     real_host: RealHost,
 ) -> None:

@@ -114,15 +114,12 @@ def assert_nothing_is_left(daemon: Daemon, client: Client) -> None:
     assert list((daemon.state / "writing").iterdir()) == []
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.parametrize(
     "write",
     [
         pytest.param(lambda source: source.snapshot("a"), id="snapshot"),
-        pytest.param(
-            lambda source: source.try_branch(1, tag="a"),
-            id="branch",
-            marks=pytest.mark.soak(only=True),
-        ),
+        pytest.param(lambda source: source.try_branch(1, tag="a"), id="branch"),
     ],
 )
 def test_a_snapshot_for_which_there_is_no_room_is_refused_whole_and_its_source_goes_on(

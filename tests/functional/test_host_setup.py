@@ -197,6 +197,7 @@ def shell(script: str) -> str:
     return done.stdout
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.timeout(600)
 @pytest.mark.needs("root", "kvm", "helper", "cgroup2")
 def test_devices_cgroups_and_settings_of_the_kernel_are_as_before() -> None:

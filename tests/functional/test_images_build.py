@@ -306,6 +306,7 @@ def test_the_manifest_names_the_packages_that_were_installed(debian: BuiltImage)
     assert manifest["packages"]["python3-minimal"].startswith("3.11")
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.needs("mmdebstrap", "network")
 def test_a_package_that_does_not_exist_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     cache = Cache.open(tmp_path / "cache")
@@ -317,6 +318,7 @@ def test_a_package_that_does_not_exist_is_named_and_nothing_is_left(tmp_path: Pa
     assert list(cache.images.iterdir()) == []
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.needs("network")
 def test_debians_kernel_is_fetched_once_and_is_a_kernel_with_modules(tmp_path: Path) -> None:
     cache = Cache.open(tmp_path / "cache")

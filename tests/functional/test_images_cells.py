@@ -155,6 +155,7 @@ def test_a_build_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     assert "forkd-test" not in Path("/proc/mounts").read_text()
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.needs("cgroup2")
 @pytest.mark.usefixtures("endless")
 def test_a_build_has_a_cgroup_that_ends_with_it(tmp_path: Path) -> None:

@@ -257,6 +257,7 @@ def test_its_secrets_are_for_its_owner_only(machine: Machine) -> None:
     assert machine.endpoint.token not in repr(machine)
 
 
+@pytest.mark.soak(only=True)
 def test_what_is_on_its_disk_outlives_it_and_nothing_else_does(
     config: MachineConfig, tmp_path: Path
 ) -> None:
@@ -279,6 +280,7 @@ def test_what_is_on_its_disk_outlives_it_and_nothing_else_does(
     assert bytes(out) == b"kept\n"
 
 
+@pytest.mark.soak(only=True)
 def test_a_machine_whose_qemu_was_killed_is_not_found_and_starts_again(
     config: MachineConfig, tmp_path: Path
 ) -> None:

@@ -13,7 +13,12 @@ from tests.support.real_host import REAL, shell, value
 if TYPE_CHECKING:
     from tests.support.real_host import RealHost
 
-pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [
+    REAL,
+    pytest.mark.soak(only=True),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+]
 
 MIB = 1 << 20
 

@@ -84,6 +84,7 @@ async def test_a_dormant_guest_has_its_network_once_it_is_used_and_not_before(
             assert answered(link) == AFTER
 
 
+@pytest.mark.soak(only=True)
 async def test_a_branch_of_one_that_was_used_has_its_own_network_before_it_is_used(
     real_host: RealHost,
 ) -> None:

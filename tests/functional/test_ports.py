@@ -78,6 +78,7 @@ def serve_a_file(url: str) -> None:
             assert command.wait(60) == 0
 
 
+@pytest.mark.soak(only=True)
 async def test_a_file_comes_whole_from_a_server_that_listens_for_ipv6(real_host: RealHost) -> None:
     async with daemon_of(real_host) as url:
         await asyncio.to_thread(serve_a_file, url)

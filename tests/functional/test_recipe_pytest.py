@@ -95,6 +95,7 @@ def test_an_environment_that_is_not_whole_is_not_made(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.soak(only=True)
 def test_a_job_makes_its_snapshot_once_and_runs_the_tests_in_forks(
     daemon: FakeDaemon, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ async def test_a_fork_without_room_for_its_limit_is_refused(fake_host: FakeHost)
         assert [each["id"] for each in await client("list_sandboxes")] == [sandbox]
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.needs("root", "cgroup2")
 async def test_it_forks_with_the_limit_that_it_always_sends(fake_host: FakeHost) -> None:
     root = CGROUP_ROOT / "forkd-reference"

@@ -100,6 +100,7 @@ def program_of(runtime: str) -> tuple[str, ...]:
     }[runtime]
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.parametrize("runtime", ["node", only_in_soak("bun"), only_in_soak("deno")])
 async def test_what_one_language_has_built_the_other_finds(
     runtime: str, fake_host: FakeHost, npm_project: NpmProject, tmp_path: Path

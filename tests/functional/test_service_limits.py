@@ -114,6 +114,7 @@ async def test_a_guest_past_its_limit_ends_alone_and_says_why(real_host: RealHos
     assert (event.subject, event.detail["reason"]) == (hungry.id, REASON)
 
 
+@pytest.mark.soak(only=True)
 async def test_limits_change_while_a_sandbox_runs_and_outlive_the_daemon(
     real_host: RealHost,
 ) -> None:
@@ -140,6 +141,7 @@ async def test_limits_change_while_a_sandbox_runs_and_outlive_the_daemon(
         assert await value(real_host, sandbox.id, "int(held[-1])") == 3
 
 
+@pytest.mark.soak(only=True)
 async def test_what_a_seed_keeps_of_its_source_does_not_end_the_source(
     real_host: RealHost,
 ) -> None:
@@ -157,6 +159,7 @@ async def test_what_a_seed_keeps_of_its_source_does_not_end_the_source(
         await service.sandboxes.delete(CALLER, sibling.id)
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.needs("io")
 async def test_a_guests_writes_are_limited_changed_inherited_and_outlive_the_daemon(
     real_host: RealHost,

@@ -18,6 +18,7 @@ from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from tests.support.bakes import unshare
 from tests.support.callers import CALLER
 from tests.support.real_host import REAL, TAG
+from tests.support.soak import only_in_soak
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -220,6 +221,7 @@ async def test_a_limited_sandbox_lives_in_a_cgroup_that_goes_with_it(real_host: 
     assert not group.exists()
 
 
+@pytest.mark.soak(only=True)
 async def test_a_sandbox_with_a_network_reaches_the_hosts_end_of_its_link(
     real_host: RealHost,
 ) -> None:
@@ -294,7 +296,10 @@ async def test_sandboxes_outlive_the_service(real_host: RealHost) -> None:
             assert await value(real_host.service, sandbox.id, "mine") == sandbox.hostname
 
 
-@pytest.mark.parametrize("file", ["state", "memory", "disk.layer"])
+@pytest.mark.parametrize(
+    "file",
+    ["state", only_in_soak("memory"), only_in_soak("disk.layer")],
+)
 async def test_a_flipped_bit_is_found_before_anything_runs(real_host: RealHost, file: str) -> None:
     path = real_host.snapshot.directory / file
     await real_host.restart(warm=False)  # no zygote has it loaded

@@ -142,6 +142,7 @@ def test_units_are_put_in_place_once_and_taken_back_unless_they_were_changed(
     serving.run("systemctl kill forkd; forkd-daemon uninstall --state")
 
 
+@pytest.mark.soak(only=True)
 async def test_a_daemon_that_hangs_is_ended_and_started_again(machine: SystemdRoot) -> None:
     before = sandboxes(machine)
     machine.run(
@@ -161,6 +162,7 @@ async def test_a_daemon_that_hangs_is_ended_and_started_again(machine: SystemdRo
     machine.run("systemctl stop forkd.socket forkd && forkd-daemon uninstall --state")
 
 
+@pytest.mark.soak(only=True)
 def test_a_user_has_a_daemon_of_its_own() -> None:
     with tempfile.TemporaryDirectory(prefix="fk", dir="/tmp") as name:
         folder = Path(name)

@@ -174,6 +174,7 @@ async def test_a_host_where_there_never_was_a_daemon_or_its_database_is_gone(
     fake_host.settings.run_dir.mkdir()
 
 
+@pytest.mark.soak(only=True)
 @REAL
 def test_nothing_is_left_of_a_real_daemon_with_sandboxes(bakes: Bakes) -> None:
     before = leaks.take()

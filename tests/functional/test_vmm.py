@@ -39,6 +39,7 @@ from tests.support.real_host import (
     value,
 )
 from tests.support.service_host import until
+from tests.support.soak import only_in_soak
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -239,7 +240,7 @@ def of_a_later_version(raw: bytearray) -> None:
     struct.pack_into("<I", raw, 8, 3)
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", ["state", only_in_soak("memory"), "disk.layer"])
 async def test_a_bad_file_is_refused_by_its_name_and_what_is_wrong_with_it(
     host: RealHost, folder: Path, file: str
 ) -> None:

@@ -44,7 +44,7 @@ JUNIT = "junit.xml"
 
 STRICT = (
     "--strict-needs", "--waive-needs", "network", "-p", "no:cacheprovider",
-    "-p", "tests.intel.attempts",
+    "-p", "tests.intel.attempts", "--long",
 )  # fmt: skip
 
 

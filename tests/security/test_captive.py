@@ -241,6 +241,7 @@ async def test_what_a_captured_machine_and_its_zygote_get_is_said_and_nothing_el
     assert await value(real_host, sandbox.id, "1 + 1") == 2
 
 
+@pytest.mark.soak(only=True)
 async def test_what_a_captured_zygote_of_a_delta_gets_is_said_and_nothing_else(
     real_host: RealHost, sandbox: Sandbox
 ) -> None:
@@ -254,6 +255,7 @@ async def test_what_a_captured_zygote_of_a_delta_gets_is_said_and_nothing_else(
             await check("derived zygote", zygote, made.child(f"{NAME}-one", f"{ABOVE}{whose}"))
 
 
+@pytest.mark.soak(only=True)
 async def test_what_a_captured_sibling_and_its_seed_get_is_said_and_nothing_else(
     real_host: RealHost, sandbox: Sandbox
 ) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 pytestmark = [
     REAL,
     BAKES_LARGE,
-    pytest.mark.soak,
+    pytest.mark.soak(only=True),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(600),
 ]
@@ -51,7 +51,7 @@ GUEST_PATH = "/opt/hostile.py"
 ATTACK_S, SOAK_ATTACK_S = 10, 60
 """How long each guest attacks."""
 
-ROUNDS, SOAK_ROUNDS = 1, 60
+ROUNDS, SOAK_ROUNDS = 2, 60
 """How many do, one after the other: in a soak for an hour."""
 
 EXITS_MIN = 1_000

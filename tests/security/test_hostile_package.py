@@ -63,6 +63,7 @@ def built(tmp_path: Path, cache: Path, archive: Path) -> Rootfs:
     return build_rootfs(recipe, Cache.open(cache), Build(), cells(archive))
 
 
+@pytest.mark.soak(only=True)
 def test_a_hostile_package_is_refused_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def reached(cid, port):
     assert await value(real_host, sandbox.id, asked) == []
 
 
+@pytest.mark.soak(only=True)
 async def test_a_guest_that_writes_over_its_disk_harms_nobody(
     real_host: RealHost, sandbox: Sandbox
 ) -> None:

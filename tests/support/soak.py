@@ -5,7 +5,7 @@ a few times; `make soak` tries it as often as the specification promises.  A tes
 itself is marked `soak` and asks the fixture of that name how often; what it checks is the same.
 
 `soak(only=True)` marks what runs with `--soak` alone: a long test, or one case of it, each of whose
-promises a quicker test keeps in every run.
+promises a quicker test keeps in every run.  With `--long` they run, too, but repeat a few times.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from _pytest.mark import ParameterSet
 
 USUAL_DICE = 0
 """The seed of every run, so that what fails is the change's; a soak throws other dice each time."""
@@ -52,6 +54,9 @@ class Soak:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("soak")
     group.addoption("--soak", action="store_true", help="repeat in full what repeats")
+    group.addoption(
+        "--long", action="store_true", help="run what only --soak runs, too, repeating a few times"
+    )
     group.addoption("--dice", type=int, metavar="SEED", help="have random tests do as with SEED")
 
 
@@ -63,14 +68,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--soak"):
+    if not config.getoption("--soak") and not config.getoption("--long"):
         left_out = [item for item in items if is_soak_only(item)]
         items[:] = [item for item in items if not is_soak_only(item)]
         config.hook.pytest_deselected(items=left_out)
-        return
-    for item in items:
+    for item in items if config.getoption("--soak") else ():
         if item.get_closest_marker("soak") is not None:
             item.add_marker(pytest.mark.timeout(SOAK_TIMEOUT_S), append=False)
+
+
+def only_in_soak(*values: object) -> ParameterSet:
+    """Make one case of a test that runs with `--soak` alone."""
+    return pytest.param(*values, marks=pytest.mark.soak(only=True))
 
 
 def is_soak_only(item: pytest.Item) -> bool:

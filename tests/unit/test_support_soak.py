@@ -30,6 +30,7 @@ def test_both(case): ...
     ("options", "found"),
     [
         ([], ["test_short", "test_both[quick]"]),
+        (["--long"], ["test_short", "test_long", "test_both[quick]", "test_both[slow]"]),
         (["--soak"], ["test_short", "test_long", "test_both[quick]", "test_both[slow]"]),
     ],
 )

@@ -151,12 +151,13 @@ def test_a_test_of_which_no_machine_says_anything_was_left_out(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("tests", "cores", "memory_gib", "machines"),
     [
-        (143, 2, 23, 2),
+        (143, 3, 23, 2),
         (143, 64, 500, 2),
+        (143, 2, 23, 1),
         (143, 1, 23, 1),
-        (143, 2, 15, 1),
-        (143, 2, 3, 1),
-        (1, 2, 23, 1),
+        (143, 3, 15, 1),
+        (143, 3, 3, 1),
+        (1, 3, 23, 1),
         (0, 2, 23, 0),
     ],
 )
