@@ -4,10 +4,10 @@ A suite that fails does not keep later ones from running: one run shows all that
 is broken.  Tests whose needs this host does not meet run in helper machines, and
 only those, so that each test runs once.
 
-There are *lanes*: what looks at this host before and after each test, the other suites
-of this host, and each helper machine.  One more of them than the host has cores runs at
-once, since each waits now and then.  Machines share their tests as they go
-(`tests.machine.claims`), so that all lanes end at about the same time.
+There are *lanes*: functional tests that may change this host, and look at it before and after each,
+the other functional tests, the other suites of this host, and each helper machine.  Two more of
+them than the host has cores run at once, since each waits now and then.  Machines share their tests
+as they go (`tests.machine.claims`), so that all lanes end at about the same time.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ UNMET = RESULTS / "unmet.txt"
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 HOST = "host"
 """Marks the lines of what runs on this host, and changes it."""
+ASIDE = "side"
+"""Marks those of functional tests that leave it alone."""
 BESIDE = "code"
-"""Marks those of what leaves it alone."""
+"""Marks those of other suites that do."""
 FUNCTIONAL = tuple(
     str(path.relative_to(ROOT))
     for path in map(ROOT.joinpath, ("tests/functional", "tests/security", "tests/upgrade"))
@@ -85,13 +87,25 @@ class Outcome:
 def on_this_host() -> list[Suite]:
     """Return the suites that change this host, and would see each other do that, in order."""
     return [
-        _pytest("functional", RESULTS / "native.xml", *SLOWEST, *FUNCTIONAL),
+        _pytest("functional", RESULTS / "native.xml", "--changing-host", *SLOWEST, *FUNCTIONAL),
         Suite("Rust", "this host", ("make", "test-rust")),
     ]
 
 
+def leaving_host() -> list[Suite]:
+    """Return the functional tests that leave this host alone."""
+    suite = _pytest(
+        "functional, leaving the host",
+        RESULTS / "user.xml",
+        "--leaving-host",
+        *SLOWEST,
+        *FUNCTIONAL,
+    )
+    return [replace(suite, apart=True)]
+
+
 def beside() -> list[Suite]:
-    """Return the suites that leave this host alone, in order; first what Rust's tests need."""
+    """Return the other suites that leave it alone, in order; first what Rust's tests need."""
     return [
         Suite("Rust, compiled", "this host", ("make", "compile-rust-tests")),
         replace(
@@ -223,9 +237,9 @@ def main() -> int:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
     with tempfile.TemporaryDirectory(dir=RESULTS, prefix="claims-") as claims:
         machines = in_helper_machines(unmet, cores, memory_gib, Path(claims))
-        lanes = {HOST: on_this_host(), BESIDE: beside()}
+        lanes = {HOST: on_this_host(), ASIDE: leaving_host(), BESIDE: beside()}
         lanes |= {str(number): [suite] for number, suite in enumerate(machines, 1)}
-        outcomes = run_lanes(lanes, cores + 1)
+        outcomes = run_lanes(lanes, cores + 2)
     missing = left_out(unmet, (suite.junit for suite in machines if suite.junit is not None))
     sys.stdout.write(f"\n{table(outcomes)}\n")
     files = [outcome.suite.junit for outcome in outcomes if outcome.suite.junit is not None]

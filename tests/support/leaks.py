@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import uuid
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,10 +84,19 @@ def leaked(before: Inventory, after: Inventory) -> list[str]:
     ]
 
 
-def take() -> Inventory:
-    """Return what is there now; also what is only open because it was not collected yet."""
+def take_own() -> Inventory:
+    """Return what is this test run's own, while another one changes the host."""
     return Inventory(
         processes=frozenset(f"{pid} {words}" for pid, words in our_processes().items()),
+        descriptors=_descriptors(),
+    )
+
+
+def take() -> Inventory:
+    """Return what is there now; also what is only open because it was not collected yet."""
+    own = take_own()
+    return replace(
+        own,
         namespaces=_names(Path("/run/netns")),
         interfaces=_names(Path("/sys/class/net")),
         cgroups=frozenset(str(path) for path in CGROUPS.glob("**/forkd*") if path.is_dir()),
@@ -95,7 +104,6 @@ def take() -> Inventory:
         tables=_tables(),
         files=frozenset(str(path) for pattern in FILE_PATTERNS
                         for path in Path("/").glob(pattern.removeprefix("/"))) - SHARED_FILES,
-        descriptors=_descriptors(),
     )  # fmt: skip
 
 
@@ -184,12 +192,13 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     if folder not in CHECKED_FOLDERS or request.config.getoption("--allow-leaks"):
         yield
         return
-    before = take()
+    look = take_own if request.config.getoption("--leaving-host") else take
+    before = look()
     yield
     await_ending(before.processes)
-    leaks = leaked(before, take())
+    leaks = leaked(before, look())
     if leaks:  # collecting takes as long as all the rest, and is needed after few tests only
         gc.collect()
-        leaks = leaked(before, take())
+        leaks = leaked(before, look())
     if leaks:
         pytest.fail("this test left behind " + "\n  ".join(leaks), pytrace=False)

@@ -11,6 +11,10 @@ such as the network, is waived there by name: `--waive-needs network`.
 
 So that each test runs once, `--unmet-to FILE` lists what is skipped here, and
 `--unmet-from FILE` runs only that elsewhere.
+
+Only a test that needs root, or starts a machine, may change what is the host's:
+its mounts, networks, cgroups.  `--changing-host` runs those, `--leaving-host` all
+others, at the same time if wanted: `tests.support.leaks` looks at its own then.
 """
 
 from __future__ import annotations
@@ -43,6 +47,9 @@ NETWORK_DEADLINE_S = 2.0
 
 ARCHIVE = ("deb.debian.org", 80)
 """Where the tests that need the network get their packages."""
+
+CHANGING = frozenset({"root", "qemu", "mmdebstrap"})
+"""What a test needs that may change the host, or take long of it."""
 
 KVM_CHECK_EXTENSION = 0xAE03
 KVM_CAP_PRE_FAULT_MEMORY = 236
@@ -143,9 +150,19 @@ PROBES: dict[str, Callable[[], bool]] = {
 }
 
 
+def stated_by(item: pytest.Item) -> list[str]:
+    """Return what a test says that it needs."""
+    return [need for mark in item.iter_markers("needs") for need in mark.args]
+
+
+def changes_host(item: pytest.Item) -> bool:
+    """Whether a test may change what is the host's."""
+    return not CHANGING.isdisjoint(stated_by(item))
+
+
 def unmet(item: pytest.Item) -> list[str]:
     """Return what `item` needs and this machine lacks, in the order stated."""
-    stated = [need for mark in item.iter_markers("needs") for need in mark.args]
+    stated = stated_by(item)
     unknown = [need for need in stated if need not in PROBES]
     if unknown:
         pytest.fail(f"unknown needs: {', '.join(unknown)}", pytrace=False)
@@ -158,6 +175,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--waive-needs", default="", metavar="NEED,…", help="may skip even so")
     group.addoption("--unmet-to", type=Path, metavar="FILE", help="list tests with an unmet need")
     group.addoption("--unmet-from", type=Path, metavar="FILE", help="run only the tests listed")
+    group.addoption(
+        "--changing-host", action="store_true", help="run only tests that may change the host"
+    )
+    group.addoption("--leaving-host", action="store_true", help="run only the others")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -165,12 +186,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if (listing := config.getoption("--unmet-from")) is None:
-        return
-    wanted = set(listing.read_text(encoding="utf-8").splitlines())
-    left_out = [item for item in items if item.nodeid not in wanted]
-    items[:] = [item for item in items if item.nodeid in wanted]
-    config.hook.pytest_deselected(items=left_out)
+    wanted = list(items)
+    if (listing := config.getoption("--unmet-from")) is not None:
+        names = set(listing.read_text(encoding="utf-8").splitlines())
+        wanted = [item for item in wanted if item.nodeid in names]
+    if config.getoption("--changing-host"):
+        wanted = [item for item in wanted if changes_host(item)]
+    if config.getoption("--leaving-host"):
+        wanted = [item for item in wanted if not changes_host(item)]
+    if len(wanted) < len(items):
+        left_out = set(items).difference(wanted)
+        items[:] = wanted
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
