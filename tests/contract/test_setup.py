@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 
 FOR_TESTS = (
     "build/reference-client",
-    "build/inspect-client",
     "tools.node install",
     "install_debian_packages tests/debian-packages.txt",
     "-r tests/requirements.lock",
 )
-"""What brings the published clients, Inspect AI, and npm, Debian and Python packages of tests."""
+"""What brings the published clients, and npm, Debian and Python packages of tests."""
 
 
 def commands(target: str) -> str:
@@ -44,8 +43,9 @@ def test_setup_brings_nothing_that_only_tests_need() -> None:
     assert [each for each in FOR_TESTS if each in said] == []
 
 
-def test_the_setup_of_tests_brings_both() -> None:
-    said = commands("test-setup")
+@pytest.mark.parametrize("target", ["test-setup", "test"])
+def test_the_setup_of_tests_brings_both(target: str) -> None:
+    said = commands(target)
 
     assert [each for each in ("-r requirements.lock", *FOR_TESTS) if each not in said] == []
 
@@ -80,8 +80,8 @@ def test_each_debian_package_is_in_one_list() -> None:
 
 def test_targets_that_run_tests_set_them_up() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    targets = re.findall(r"^(check|soak|test|test-native|test-machine|test-intel): (.*?) ##",
+    targets = re.findall(r"^(check|soak|test-native|test-machine|test-intel): (.*?) ##",
                          makefile, re.MULTILINE)  # fmt: skip
 
-    assert len(targets) == 6
+    assert len(targets) == 5
     assert [name for name, needed in targets if "test-setup" not in needed.split()] == []

@@ -307,6 +307,7 @@ async def test_a_promoted_child_has_its_parents_name_and_address(real_host: Real
     assert await real_host.service.sandboxes.list(CALLER) == (promoted,)
 
 
+@pytest.mark.soak(only=True)
 async def test_promotion_and_lineage_survive_another_daemon(real_host: RealHost) -> None:
     parent = await source(real_host, ForkOptions(network=HOST))
     winner, _ = await branched(real_host, parent.id, 2)
@@ -394,6 +395,7 @@ async def test_the_disks_say_what_the_guests_say(real_host: RealHost) -> None:
     assert await value(real_host, child.id, "held.write('goes on')") == 7
 
 
+@pytest.mark.soak(only=True)
 async def test_what_was_not_written_out_yet_is_seen_of_sandboxes_and_of_snapshots(
     real_host: RealHost,
 ) -> None:

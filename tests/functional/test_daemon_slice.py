@@ -16,6 +16,7 @@ from forkd import Client
 from forkd.errors import ForkdError, InvalidRequest, NotFound
 from forkd.host import nftables
 from forkd.network import rules
+from forkd.wire import v2
 from tests.support.real_daemon import END_TIMEOUT_S, running_daemon
 from tests.support.real_host import REAL, RECIPE, TAG
 from tests.support.service_host import until
@@ -23,7 +24,6 @@ from tests.support.service_host import until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from forkd.wire import v2
     from tests.support.bakes import Bakes
     from tests.support.real_daemon import Daemon
 
@@ -35,24 +35,17 @@ BAKE_TIMEOUT_S = 300.0
 
 
 @pytest.fixture(scope="module")
-def progress() -> list[v2.ProgressEvent]:
-    """What the bake of the module's snapshot has told."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def daemon(progress: list[v2.ProgressEvent]) -> Iterator[Daemon]:
+def daemon(bakes: Bakes) -> Iterator[Daemon]:
     """A daemon with a snapshot and its zygote."""
-    with running_daemon() as made:
+    with running_daemon(bakes.of(RECIPE)) as made:
         with Client(made.url) as client:
-            client.snapshots.create(TAG, RECIPE, on_progress=progress.append)
             client.fork(TAG)[0].kill()
         yield made
 
 
 @pytest.fixture
 def doomed() -> Iterator[Daemon]:
-    """A daemon with nothing yet, for a test that kills it."""
+    """A daemon with nothing yet, for a test of its own."""
     with running_daemon() as made:
         yield made
 
@@ -74,14 +67,17 @@ def client(daemon: Daemon) -> Iterator[Client]:
     assert daemon.left() == []
 
 
-def test_a_bake_tells_its_stages_and_its_snapshot_is_listed(
-    client: Client, progress: list[v2.ProgressEvent]
-) -> None:
-    stages = list(dict.fromkeys(event.stage for event in progress))
-    assert stages[-4:] == ["boot", "warm", "quiesce", "save"]
-    (snapshot,) = client.snapshots.list()
-    assert (snapshot.tag, snapshot.status) == (TAG, "ready")
-    assert client.snapshots.info(TAG).tag == TAG
+@pytest.mark.soak(only=True)  # over a VMM of the test's: tests/functional/test_service_snapshots.py
+def test_a_bake_tells_its_stages_and_its_snapshot_is_listed(doomed: Daemon) -> None:
+    progress = list[v2.ProgressEvent]()
+    with Client(doomed.url) as client:
+        client.snapshots.create(TAG, RECIPE, on_progress=progress.append)
+
+        stages = list(dict.fromkeys(event.stage for event in progress))
+        assert stages[-4:] == ["boot", "warm", "quiesce", "save"]
+        (snapshot,) = client.snapshots.list()
+        assert (snapshot.tag, snapshot.status) == (TAG, "ready")
+        assert client.snapshots.info(TAG).tag == TAG
 
 
 def test_three_children_answer_over_http(client: Client) -> None:

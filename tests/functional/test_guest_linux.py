@@ -68,6 +68,7 @@ async def as_nobody(host: RealHost, sandbox: SandboxId, command: str) -> tuple[s
     return printed.decode(), code
 
 
+@pytest.mark.soak(only=True)
 async def test_limits_are_those_of_a_distribution(real_host: RealHost, sandbox: SandboxId) -> None:
     limits = await shell(real_host, sandbox, "ulimit -Sn; ulimit -Hn")
     assert limits.split() == ["65536", "524288"]

@@ -31,6 +31,7 @@ class TestOverTheFakeVmm(ServiceSuite, LifeSuite, PortSuite):
 
 
 @real.REAL
+@pytest.mark.soak(only=True)
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.timeout(600)
 class TestOverRealMachines(ServiceSuite, LifeSuite, PortSuite):

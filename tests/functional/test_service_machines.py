@@ -121,6 +121,7 @@ async def test_a_file_comes_back_as_it_was_sent(real_host: RealHost) -> None:
             assert b"".join([piece async for piece in reader]) == data
 
 
+@pytest.mark.soak(only=True)
 async def test_files_are_written_where_they_are_mounted_and_for_whom_they_are(
     real_host: RealHost,
 ) -> None:
@@ -238,6 +239,7 @@ async def test_a_sandbox_with_a_network_reaches_the_hosts_end_of_its_link(
     assert left == []
 
 
+@pytest.mark.soak(only=True)
 async def test_a_disk_that_is_full_in_one_child_is_not_in_its_sibling(real_host: RealHost) -> None:
     service = real_host.service
     fill = """
