@@ -152,13 +152,15 @@ $(STAMPS)/soak-packages: tests/runtimes/debian-packages.txt tools/install_debian
 	@tools/install_debian_packages $<
 	@mkdir -p $(STAMPS) && touch $@
 
-soak: build test-setup deb $(STAMPS)/inspect $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## Repeat in full what the tests repeat a few times; K=word selects
+REPEAT := $(if $(FEW),--long,--soak)
+
+soak: build test-setup deb $(STAMPS)/inspect $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## What is too long for `test`, and in full what that repeats a few times; K=word selects, FEW=1 repeats a few times
 	@$(BIN)/python -m tools.deb --python 3.13
-	@$(BIN)/pytest --soak -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security tests/contract
-	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh --soak -m soak -v --unmet-from build/soak.txt tests/functional tests/security
-	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.run $(ON_INTEL)
-	@[ -n '$(K)' ] || $(BIN)/python -m tests.intel.moves
-	@[ -n '$(K)' ] || $(MAKE) reproducible
+	@$(BIN)/pytest $(REPEAT) -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security tests/contract
+	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh $(REPEAT) -m soak -v --unmet-from build/soak.txt tests/functional tests/security
+	@[ -n '$(K)$(FEW)' ] || $(BIN)/python -m tests.intel.run $(ON_INTEL)
+	@[ -n '$(K)$(FEW)' ] || $(BIN)/python -m tests.intel.moves
+	@[ -n '$(K)$(FEW)' ] || $(MAKE) reproducible
 
 # What lists the parts of a release.
 $(STAMPS)/release: tools/release-requirements.txt | $(STAMPS)/venv

@@ -80,7 +80,7 @@ def end(number: int, _: object) -> NoReturn:
 
 def needed_recipes(pytest_arguments: list[str]) -> Iterable[Path]:
     """Return the recipes that tests bake: in a soak those of the tests that are selected alone."""
-    if "--soak" not in pytest_arguments:
+    if not {"--soak", "--long"} & set(pytest_arguments):
         return RECIPES
     options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-p", recipes.__name__]
     done = subprocess.run(  # noqa: S603 - our own
