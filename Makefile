@@ -25,7 +25,7 @@ check-host:
 
 setup: $(STAMPS)/debian $(STAMPS)/venv ## Install what building and running need: packages, virtual environment
 
-test-setup: setup $(STAMPS)/test-packages $(STAMPS)/test-venv $(STAMPS)/release $(STAMPS)/reference $(STAMPS)/typescript ## Install what only tests and checks need besides
+test-setup: setup $(STAMPS)/test-packages $(STAMPS)/test-venv $(STAMPS)/reference $(STAMPS)/typescript ## Install what only tests and checks need besides
 
 $(STAMPS)/debian: tools/debian-packages.txt tools/install_debian_packages | check-host
 	@tools/install_debian_packages
@@ -154,7 +154,7 @@ $(STAMPS)/soak-packages: tests/runtimes/debian-packages.txt tools/install_debian
 
 REPEAT := $(if $(FEW),--long,--soak)
 
-soak: build test-setup deb $(STAMPS)/inspect $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## What is too long for `test`, and in full what that repeats a few times; K=word selects, FEW=1 repeats a few times
+soak: build test-setup deb $(STAMPS)/release $(STAMPS)/inspect $(STAMPS)/package $(STAMPS)/runtimes $(STAMPS)/soak-packages ## What is too long for `test`, and in full what that repeats a few times; K=word selects, FEW=1 repeats a few times
 	@$(BIN)/python -m tools.deb --python 3.13
 	@$(BIN)/pytest $(REPEAT) -m soak -v --unmet-to build/soak.txt $(if $(K),-k '$(K)') tests/functional tests/security tests/contract
 	@[ ! -s build/soak.txt ] || $(BIN)/python -m tests.machine.run --fresh $(REPEAT) -m soak -v --unmet-from build/soak.txt tests/functional tests/security

@@ -21,7 +21,10 @@ from tools import release
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.needs("binaries", "minisign", "release-tools")
+pytestmark = [
+    pytest.mark.needs("binaries", "minisign", "release-tools"),
+    pytest.mark.soak(only=True),
+]
 
 RELEASE_TIMEOUT_S = 120
 
@@ -134,7 +137,6 @@ def test_pip_installs_the_wheel_and_refuses_another(copied: Path) -> None:
     assert "DO NOT MATCH THE HASHES" in refused.stderr
 
 
-@pytest.mark.soak(only=True)
 @pytest.mark.needs("network")
 @pytest.mark.timeout(RELEASE_TIMEOUT_S)
 def test_a_release_is_installed_with_all_that_it_needs(released: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.timeout(300)]
 STEPS_WITH_PIDS = ("fork", "fork with a cold chain", "branch", "delete")
 """Steps in which machines and zygotes name processes."""
 
-TRIALS = 40
+TRIALS = 20
 """How many answers of all are spoilt in each run; `--soak` spoils every one."""
 
 PID_OF_ANOTHER = "pid somebody's"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(300)]
 
-TRIALS = 40
+TRIALS = 20
 """How many faults of all are tried in each run; `--soak` tries every one."""
 
 MISSED_MAX = 0.1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(300)]
 
-TRIALS = 30
+TRIALS = 15
 """How many deaths of all are tried in each run; `--soak` tries every one."""
 
 MISSED_MAX = 0.3

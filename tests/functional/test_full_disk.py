@@ -146,6 +146,7 @@ def test_a_snapshot_for_which_there_is_no_room_is_refused_whole_and_its_source_g
     assert child.eval("hash(thought)").check().value == before
 
 
+@pytest.mark.soak(only=True)
 def test_a_snapshot_that_nobody_waits_for_says_afterwards_that_there_was_no_room(
     daemon: Daemon, client: Client, disk: Path, source: Sandbox
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_snapshot_that_nobody_waits_for_says_afterwards_that_there_was_no_room
         assert_nothing_is_left(daemon, client)
 
 
+@pytest.mark.soak(only=True)
 def test_on_a_disk_without_a_byte_left_what_runs_answers_and_can_be_removed(
     daemon: Daemon, client: Client, disk: Path, source: Sandbox
 ) -> None:

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
     from tests.support.soak import Soak
 
-pytestmark = [pytest.mark.needs("qemu", "root"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.needs("qemu", "root"), pytest.mark.soak(only=True), pytest.mark.timeout(300),
+]  # fmt: skip
 
 DEADLINE_S = 120.0
 STATE_MIB = 512
@@ -88,7 +90,6 @@ def request(daemon: lifecycle.RunningDaemon, line: str, body: object = None) -> 
     return head.encode() + data
 
 
-@pytest.mark.soak(only=True)
 def test_no_request_of_a_crowd_is_lost(daemon: lifecycle.RunningDaemon, soak: Soak) -> None:
     """QEMU's own listener loses a third of three hundred.
 
@@ -106,7 +107,6 @@ def test_no_request_of_a_crowd_is_lost(daemon: lifecycle.RunningDaemon, soak: So
     assert served == {"HTTP/1.1 404 Not Found": count}
 
 
-@pytest.mark.soak(only=True)
 def test_up_starts_a_daemon_again_that_was_killed_in_the_machine(
     daemon: lifecycle.RunningDaemon, state: Path
 ) -> None:

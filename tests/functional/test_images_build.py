@@ -253,6 +253,7 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> BuiltImage:
     return built(folder, Cache.open(folder / "cache"))
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.needs("mmdebstrap", "network")
 def test_debian_packages_files_and_requirements_are_all_there(debian: BuiltImage) -> None:
     image = debian.image.rootfs
@@ -270,6 +271,7 @@ def test_debian_packages_files_and_requirements_are_all_there(debian: BuiltImage
     }
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.needs("mmdebstrap", "network")
 def test_python_is_compiled_before_any_child_is_born(debian: BuiltImage) -> None:
     cached = listing(debian.image.rootfs, "/usr/lib/python3.11/__pycache__")
@@ -277,6 +279,7 @@ def test_python_is_compiled_before_any_child_is_born(debian: BuiltImage) -> None
     assert any(name.startswith("os.cpython-311") for name in cached)
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.needs("mmdebstrap", "network")
 def test_nothing_of_the_host_is_in_the_image(debian: BuiltImage) -> None:
     image = debian.image.rootfs
@@ -287,6 +290,7 @@ def test_nothing_of_the_host_is_in_the_image(debian: BuiltImage) -> None:
     assert set(listing(image, "/root")) == {".", "..", ".bashrc", ".profile"}
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.needs("mmdebstrap", "network")
 def test_apt_works_in_the_image_and_keeps_leaving_documentation_out(debian: BuiltImage) -> None:
     image = debian.image.rootfs
@@ -299,6 +303,7 @@ def test_apt_works_in_the_image_and_keeps_leaving_documentation_out(debian: Buil
     assert check(image) == ""
 
 
+@pytest.mark.soak(only=True)
 @pytest.mark.needs("mmdebstrap", "network")
 def test_the_manifest_names_the_packages_that_were_installed(debian: BuiltImage) -> None:
     manifest = json.loads((debian.image.rootfs.parent / "manifest.json").read_text())

@@ -6,6 +6,7 @@ are real.  Nothing here has a route to anywhere else.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import subprocess
@@ -353,8 +354,9 @@ def test_a_new_daemon_keeps_the_walls_of_what_runs_and_removes_what_is_left(oute
 
 def test_a_host_forwards_for_sandboxes_and_for_no_others(walled: Walled) -> None:
     host, outer = walled.outer.host, walled.outer
-    with Namespace() as lan:
+    with Namespace() as lan, contextlib.ExitStack() as links:
         host.link("lan0", lan, "eth0")
+        links.callback(host.remove, "lan0")  # the kernel takes its time with a namespace's links
         host.address("lan0", "192.0.2.129/25")
         lan.address("eth0", "192.0.2.130/25")
         host.sysctl("ipv4/conf/lan0/forwarding", "0")
@@ -469,9 +471,10 @@ def test_a_host_forwards_ipv6_for_sandboxes_alone_and_keeps_its_own_router(
     host, outer = walled.outer.host, walled.outer
     for setting in ("accept_dad", "addr_gen_mode"):
         outer.host.sysctl(f"ipv6/conf/default/{setting}", "0")
-    with Namespace() as lan:
+    with Namespace() as lan, contextlib.ExitStack() as links:
         lan.sysctl("ipv6/conf/default/accept_dad", "0")
         host.link("lan0", lan, "eth0")
+        links.callback(host.remove, "lan0")
         host.address("lan0", "2001:db8:5::1/64")
         lan.address("eth0", "2001:db8:5::2/64", f"{world.ROUTER}/64")
         outer.world.route("2001:db8:5::/64", "2001:db8:ffff::1")

@@ -22,6 +22,7 @@ written = b"w" * {4 * MIB}
 """Writes memory in each sibling before that is ready, and none in the source."""
 
 
+@pytest.mark.soak(only=True)
 async def test_siblings_go_back_whose_source_was_forked_before_anything_was_learned(
     real_host: RealHost,
 ) -> None:

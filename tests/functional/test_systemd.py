@@ -109,6 +109,7 @@ async def test_sandboxes_outlive_every_end_of_the_daemon(machine: SystemdRoot) -
 UNITS = "/etc/systemd/system/forkd.service /etc/systemd/system/forkd.socket"
 
 
+@pytest.mark.soak(only=True)
 def test_units_are_put_in_place_once_and_taken_back_unless_they_were_changed(
     serving: SystemdRoot,
 ) -> None:

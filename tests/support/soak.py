@@ -4,8 +4,8 @@ A property such as "no kill tears a snapshot" has no natural end.  Every run of 
 a few times; `make soak` tries it as often as the specification promises.  A test that repeats
 itself is marked `soak` and asks the fixture of that name how often; what it checks is the same.
 
-`soak(only=True)` marks what runs with `--soak` alone: a long test, or one case of it.  With `--long`
-it runs, too, but repeats a few times.
+`soak(only=True)` marks what runs with `--soak` alone: a long test, or one case of it.  With
+`--long` it runs, too, but repeats a few times.
 """
 
 from __future__ import annotations
