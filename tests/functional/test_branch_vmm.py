@@ -38,7 +38,13 @@ if TYPE_CHECKING:
     from tests.support.soak import Soak
     from tests.support.vmm_bench import Bench, Machine
 
-pytestmark = [REAL, BAKES_LARGE, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [
+    REAL,
+    BAKES_LARGE,
+    pytest.mark.soak(only=True),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+]
 
 SIBLING_RESETS = 3
 
@@ -239,7 +245,6 @@ async def test_a_full_disk_is_said_and_leaves_nothing_and_the_seed_serves(
         assert await source.value("6 * 7") == 42
 
 
-@pytest.mark.soak(only=True)
 async def test_a_machine_goes_back_to_its_fork_point_again_and_again(
     bench: Bench, soak: Soak
 ) -> None:
@@ -327,7 +332,6 @@ async def test_a_sibling_whose_seed_was_told_to_stop_is_not_reset_and_lives_on(
         assert await sibling.value("6 * 7") == 42
 
 
-@pytest.mark.soak(only=True)
 async def test_a_snapshots_zygote_that_is_retired_ends_at_once(bench: Bench) -> None:
     config = replace(bench.config, directory=bench.folder())
     with await start_zygote(programs.find(programs.VMM), config) as process:

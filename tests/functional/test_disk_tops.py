@@ -89,6 +89,7 @@ async def test_tops_of_machines_and_branches_are_where_they_are_told_and_gone_wi
     await until(lambda: free_mib(disk) == DISK_MIB)
 
 
+@pytest.mark.soak(only=True)
 async def test_a_write_that_would_use_up_the_reserve_is_an_io_error_in_the_guest(
     bench: Bench, disk: Path
 ) -> None:

@@ -89,6 +89,7 @@ async def test_a_fork_finds_agent_and_runtime_where_no_accounts_are_kept(bench: 
         assert (agents.rpartition("/")[0], runtimes) == ("0::/forkd", "0::/\n")
 
 
+@pytest.mark.soak(only=True)
 async def test_a_command_whose_time_is_over_ends_with_all_that_it_has_started(bench: Bench) -> None:
     async with bench.forked(bench.root) as (machine,):
         left = await finished(machine, LEAVE, None)

@@ -97,6 +97,7 @@ async def test_a_child_whose_guest_is_reset_is_forked_again_and_says_so(
         await end_listener(folder / CONTROL_SOCKET)
 
 
+@pytest.mark.soak(only=True)
 async def test_a_child_whose_guest_is_reset_each_time_has_failed_and_leaves_nothing(
     bench: Bench, seed: Path
 ) -> None:
