@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
     from tests.support.real_host import RealHost
 
-pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
-
-SOAK = pytest.mark.soak(only=True)
-
-README = ROOT / "README.md"
+pytestmark = [
+    REAL,
+    pytest.mark.soak(only=True),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+]
 
 PAGES = [
-    README,
+    ROOT / "README.md",
     ROOT / "docs/quickstart.md",
     ROOT / "docs/tutorial/first-forks.md",
     ROOT / "docs/howto/use-the-sdk.md",
@@ -45,10 +46,7 @@ def _connections_end_with_the_program() -> Iterator[None]:
     _defaults.close_all()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(each, id=page_id(each), marks=() if each == README else SOAK) for each in PAGES],
-)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 async def test_the_python_of_a_page_runs_on_real_machines(
     page: Path, real_host: RealHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +59,6 @@ MACHINE = "python machine"
 """Blocks that a daemon in memory cannot run: their programs need files and a shell."""
 
 
-@SOAK
 @pytest.mark.parametrize("page", [each for each in pages() if blocks(each, MACHINE)], ids=page_id)
 async def test_the_python_that_needs_a_machine_runs_on_one(
     page: Path, real_host: RealHost, monkeypatch: pytest.MonkeyPatch
@@ -89,7 +86,6 @@ RESULTS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-@SOAK
 @pytest.mark.parametrize("name", EXAMPLES)
 async def test_an_example_does_on_real_machines_what_it_shows(
     name: str, real_host: RealHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,7 +107,6 @@ PROGRAMS: dict[str, Callable[[Any], bool]] = {
 """The programs of recipes, and what their `main` returns."""
 
 
-@SOAK
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_the_program_of_a_recipe_does_on_real_machines_what_its_page_says(
     name: str, real_host: RealHost, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +119,6 @@ async def test_the_program_of_a_recipe_does_on_real_machines_what_its_page_says(
     assert PROGRAMS[name](result)
 
 
-@SOAK
 async def test_an_agent_over_mcp_does_on_real_machines_what_its_page_says(
     real_host: RealHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
