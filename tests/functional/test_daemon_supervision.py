@@ -26,6 +26,7 @@ from forkd.service.supervision import TaskKind
 from tests.support.crashing import ARM, WORDS
 from tests.support.fake_daemon import FakeDaemon
 from tests.support.service_host import TAG, until
+from tests.support.soak import only_in_soak
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +141,7 @@ CONCERNED: dict[TaskKind, Callable[[Scene], httpx.Response]] = {
 """Kinds of tasks that a request waits for, with one that begins such a task."""
 
 
-@pytest.mark.parametrize("where", ["start", "middle"])
+@pytest.mark.parametrize("where", [only_in_soak("start"), "middle"])
 @pytest.mark.parametrize("kind", CONCERNED)
 def test_the_request_that_waits_for_a_crashed_task_has_a_500_that_the_log_explains(
     fake_host: FakeHost, kind: TaskKind, where: str
@@ -203,7 +204,7 @@ UNATTENDED: dict[TaskKind, tuple[Callable[[Scene], None], str]] = {
 """Kinds of tasks that nobody waits for, with what begins one, and the knobs that it needs."""
 
 
-@pytest.mark.parametrize("where", ["start", "middle"])
+@pytest.mark.parametrize("where", [only_in_soak("start"), "middle"])
 @pytest.mark.parametrize("kind", UNATTENDED)
 def test_a_crash_that_nobody_waits_for_is_in_the_log_and_the_rest_goes_on(
     fake_host: FakeHost, kind: TaskKind, where: str
