@@ -12,8 +12,8 @@ such as the network, is waived there by name: `--waive-needs network`.
 So that each test runs once, `--unmet-to FILE` lists what is skipped here, and
 `--unmet-from FILE` runs only that elsewhere.
 
-Only a test that needs root, or starts a machine, may change what is the host's:
-its mounts, networks, cgroups.  `--changing-host` runs those, `--leaving-host` all
+Only a test that needs something of the host may change what is the host's: its
+mounts, networks, cgroups.  `--changing-host` runs those, `--leaving-host` all
 others, at the same time if wanted: `tests.support.leaks` looks at its own then.
 """
 
@@ -48,8 +48,8 @@ NETWORK_DEADLINE_S = 2.0
 ARCHIVE = ("deb.debian.org", 80)
 """Where the tests that need the network get their packages."""
 
-CHANGING = frozenset({"root", "qemu", "mmdebstrap"})
-"""What a test needs that may change the host, or take long of it."""
+OURS = frozenset({"binaries"})
+"""Needs that are no one's but this checkout's."""
 
 KVM_CHECK_EXTENSION = 0xAE03
 KVM_CAP_PRE_FAULT_MEMORY = 236
@@ -157,7 +157,7 @@ def stated_by(item: pytest.Item) -> list[str]:
 
 def changes_host(item: pytest.Item) -> bool:
     """Whether a test may change what is the host's."""
-    return not CHANGING.isdisjoint(stated_by(item))
+    return not OURS.issuperset(stated_by(item))
 
 
 def unmet(item: pytest.Item) -> list[str]:
