@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,23 +94,17 @@ def on_this_host() -> list[Suite]:
 
 def leaving_host() -> list[Suite]:
     """Return the functional tests that leave this host alone."""
-    suite = _pytest(
-        "functional, leaving the host",
-        RESULTS / "user.xml",
-        "--leaving-host",
-        *SLOWEST,
-        *FUNCTIONAL,
-    )
-    return [replace(suite, apart=True)]
+    options = ("--leaving-host", *SLOWEST)
+    name = "functional, leaving the host"
+    return [_pytest(name, RESULTS / "user.xml", *options, *FUNCTIONAL, apart=True)]
 
 
 def beside() -> list[Suite]:
     """Return the other suites that leave it alone, in order; first what Rust's tests need."""
     return [
         Suite("Rust, compiled", "this host", ("make", "compile-rust-tests")),
-        replace(
-            _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
-            apart=True,
+        _pytest(
+            "unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract", apart=True
         ),
         Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz")),
         Suite("format, lint, types, layers", "this host", ("make", "static")),
@@ -124,8 +118,8 @@ def in_helper_machines(tests: list[str], cores: int, memory_gib: int, claims: Pa
     return [_in_machine(number, of, claims, modules) for number in range(1, of + 1)]
 
 
-def _pytest(name: str, results: Path, *arguments: str) -> Suite:
-    return Suite(name, "this host", (*PYTEST, f"--junitxml={results}", *arguments), results)
+def _pytest(name: str, results: Path, *arguments: str, apart: bool = False) -> Suite:
+    return Suite(name, "this host", (*PYTEST, f"--junitxml={results}", *arguments), results, apart)
 
 
 def _in_machine(number: int, of: int, claims: Path, modules: list[str]) -> Suite:

@@ -50,6 +50,13 @@ def test_the_setup_of_tests_brings_both(target: str) -> None:
     assert [each for each in ("-r requirements.lock", *FOR_TESTS) if each not in said] == []
 
 
+def test_a_soak_brings_what_only_its_tests_need() -> None:
+    said = commands("soak")
+
+    assert "build/inspect-client" in said
+    assert "build/release-tools" in said
+
+
 @pytest.mark.parametrize(("system", "machine"), [("Linux", "aarch64"), ("Darwin", "arm64")])
 def test_on_another_host_a_build_says_so_before_it_installs_anything(
     system: str, machine: str, tmp_path: Path

@@ -17,7 +17,15 @@ from forkd.model.ids import parse_tag
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from tests.support import witness
 from tests.support.callers import CALLER
-from tests.support.real_host import BAKES_LARGE, LARGE_VCPUS, REAL, RECIPE, TAG, baked_host, large
+from tests.support.real_host import (
+    BAKES_LARGE,
+    LARGE_VCPUS,
+    REAL_IN_SOAK,
+    RECIPE,
+    TAG,
+    baked_host,
+    large,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -28,13 +36,7 @@ if TYPE_CHECKING:
     from tests.support.soak import Soak
     from tests.support.witness import Report
 
-pytestmark = [
-    REAL,
-    BAKES_LARGE,
-    pytest.mark.soak(only=True),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [*REAL_IN_SOAK, BAKES_LARGE, pytest.mark.timeout(600)]
 
 BRANCHES = 38
 """Of each of the eight cells: 304 in all."""

@@ -24,7 +24,7 @@ from tests.support.real_host import (
     BAKES_LARGE,
     LARGE_MEMORY_MIB,
     LARGE_VCPUS,
-    REAL,
+    REAL_IN_SOAK,
     baked_host,
     large,
 )
@@ -38,13 +38,7 @@ if TYPE_CHECKING:
     from tests.support.soak import Soak
     from tests.support.vmm_bench import Bench, Machine
 
-pytestmark = [
-    REAL,
-    BAKES_LARGE,
-    pytest.mark.soak(only=True),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [*REAL_IN_SOAK, BAKES_LARGE, pytest.mark.timeout(600)]
 
 SIBLING_RESETS = 3
 

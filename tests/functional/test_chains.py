@@ -18,6 +18,7 @@ from forkd.model.snapshot import LinkRequest, Snapshot, SnapshotStatus
 from tests.support.callers import CALLER
 from tests.support.memory import image_bytes, private_bytes
 from tests.support.real_host import REAL, TAG, real_host, value
+from tests.support.soak import only_in_soak
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -229,8 +230,8 @@ async def test_a_command_reaches_the_host_through_the_network_that_was_asked_for
     "file",
     [
         "memory",  # the others of a base: tests/functional/test_service_machines.py
-        pytest.param("state", marks=pytest.mark.soak(only=True)),
-        pytest.param("disk.layer", marks=pytest.mark.soak(only=True)),
+        only_in_soak("state"),
+        only_in_soak("disk.layer"),
     ],
 )
 async def test_a_flipped_bit_in_a_link_is_named_before_anything_runs(

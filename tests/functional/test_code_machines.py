@@ -12,19 +12,14 @@ import pytest
 
 from forkd import AsyncClient
 from tests.support.real_daemon import daemon_of
-from tests.support.real_host import EVAL_TIMEOUT_S, FORK_DEADLINE_S, REAL, TAG
+from tests.support.real_host import EVAL_TIMEOUT_S, FORK_DEADLINE_S, REAL_IN_SOAK, TAG
 
 if TYPE_CHECKING:
     from forkd import AsyncSandbox
     from forkd.types import EvalError, OutputMessage, Result
     from tests.support.real_host import RealHost
 
-pytestmark = [
-    REAL,
-    pytest.mark.soak(only=True),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [*REAL_IN_SOAK, pytest.mark.timeout(300)]
 
 GO = "/tmp/go-on"
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.mounts import mounted
-from tests.support.real_host import REAL
+from tests.support.real_host import REAL_IN_SOAK
 from tests.support.service_host import until
 from tests.support.vmm_bench import bench_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.support.real_host import RealHost
     from tests.support.vmm_bench import Bench
 
-pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [*REAL_IN_SOAK, pytest.mark.timeout(600)]
 
 MIB = 1 << 20
 DISK_MIB = 64
@@ -64,7 +64,6 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.soak(only=True)
 async def test_tops_of_machines_and_branches_are_where_they_are_told_and_gone_with_them(
     bench: Bench, disk: Path
 ) -> None:
@@ -89,7 +88,6 @@ async def test_tops_of_machines_and_branches_are_where_they_are_told_and_gone_wi
     await until(lambda: free_mib(disk) == DISK_MIB)
 
 
-@pytest.mark.soak(only=True)
 async def test_a_write_that_would_use_up_the_reserve_is_an_io_error_in_the_guest(
     bench: Bench, disk: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from forkd.sdk import _defaults
 from tests.support.docs import ROOT, blocks, load_example, load_program, page_id, pages, run_python
 from tests.support.real_daemon import daemon_of
-from tests.support.real_host import REAL, TAG
+from tests.support.real_host import REAL_IN_SOAK, TAG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.real_host import RealHost
 
-pytestmark = [
-    REAL,
-    pytest.mark.soak(only=True),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [*REAL_IN_SOAK, pytest.mark.timeout(600)]
 
 PAGES = [
     ROOT / "README.md",

@@ -15,7 +15,7 @@ from forkd.errors import EngineError
 from forkd.model.network import HOST
 from forkd.model.sandbox import ForkOptions
 from tests.support.callers import CALLER
-from tests.support.real_host import REAL, baked_host, value, variant
+from tests.support.real_host import REAL_IN_SOAK, baked_host, value, variant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,12 +26,7 @@ if TYPE_CHECKING:
     from tests.support.real_host import RealHost
     from tests.support.soak import Soak
 
-pytestmark = [
-    REAL,
-    pytest.mark.soak(only=True),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [*REAL_IN_SOAK, pytest.mark.timeout(600)]
 
 CHILDREN, SOAK_CHILDREN = 24, 100
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from forkd.model.sandbox import BranchOptions, ForkOptions
 from tests.support.callers import CALLER
-from tests.support.real_host import REAL, baked_host, shell, value, variant
+from tests.support.real_host import REAL_IN_SOAK, baked_host, shell, value, variant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,12 +18,7 @@ if TYPE_CHECKING:
     from tests.support.bakes import Bakes
     from tests.support.real_host import RealHost
 
-pytestmark = [
-    REAL,
-    pytest.mark.soak(only=True),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [*REAL_IN_SOAK, pytest.mark.timeout(600)]
 
 CHILDREN = ForkOptions()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.support.bakes import Bakes
     from tests.support.real_daemon import Daemon
 
-pytestmark = [REAL, pytest.mark.timeout(600)]
+pytestmark = [REAL, pytest.mark.soak(only=True), pytest.mark.timeout(600)]
 
 MIB = 1 << 20
 DISK_MIB = 768
@@ -114,7 +114,6 @@ def assert_nothing_is_left(daemon: Daemon, client: Client) -> None:
     assert list((daemon.state / "writing").iterdir()) == []
 
 
-@pytest.mark.soak(only=True)
 @pytest.mark.parametrize(
     "write",
     [
@@ -146,7 +145,6 @@ def test_a_snapshot_for_which_there_is_no_room_is_refused_whole_and_its_source_g
     assert child.eval("hash(thought)").check().value == before
 
 
-@pytest.mark.soak(only=True)
 def test_a_snapshot_that_nobody_waits_for_says_afterwards_that_there_was_no_room(
     daemon: Daemon, client: Client, disk: Path, source: Sandbox
 ) -> None:
@@ -162,7 +160,6 @@ def test_a_snapshot_that_nobody_waits_for_says_afterwards_that_there_was_no_room
         assert_nothing_is_left(daemon, client)
 
 
-@pytest.mark.soak(only=True)
 def test_on_a_disk_without_a_byte_left_what_runs_answers_and_can_be_removed(
     daemon: Daemon, client: Client, disk: Path, source: Sandbox
 ) -> None:

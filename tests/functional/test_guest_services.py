@@ -13,7 +13,7 @@ from forkd.errors import EngineExited
 from forkd.model.sandbox import BranchOptions, ForkOptions, SandboxState
 from forkd.service.sandboxes.owner import REASON_AGENT
 from tests.support.callers import CALLER
-from tests.support.real_host import REAL, SERVICES, baked_host, shell
+from tests.support.real_host import REAL_IN_SOAK, SERVICES, baked_host, shell
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
     from tests.support.bakes import Bakes
     from tests.support.real_host import RealHost
 
-pytestmark = [
-    REAL,
-    pytest.mark.soak(only=True),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(1_800),
-]
+pytestmark = [*REAL_IN_SOAK, pytest.mark.timeout(1_800)]
 
 JOURNAL = """
 set -e

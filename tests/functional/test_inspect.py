@@ -36,7 +36,7 @@ async def test_the_self_check_of_inspect_ai_passes(real_host: RealHost) -> None:
     """What it does not pass is listed there, with reasons."""
     settings = ["-c", str(FOLDER / "pytest.ini"), "--rootdir", str(FOLDER)]
     command = ["-m", "pytest", "-q", "--durations=5", "-p", "no:cacheprovider", *settings]
-    command += [str(FOLDER / "self_check.py")]
+    command.append(str(FOLDER / "self_check.py"))
     async with daemon_of(real_host) as url:
         path = os.pathsep.join(map(str, (CLIENT, ROOT / "src", ROOT)))
         environ = os.environ | {"FORKD_URL": url, "FORKD_TAG": str(TAG), "PYTHONPATH": path}

@@ -19,6 +19,7 @@ from forkd.mcp.server import make_server
 from forkd.mcp.tools import TOOLS
 from tests.support.served_host import served_host
 from tests.support.service_host import until
+from tests.support.soak import only_in_soak
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -184,7 +185,7 @@ async def test_what_the_daemon_refuses_is_an_answer_with_its_code(fake_host: Fak
         assert "[conflict]" in await refusal(client, "promote_sandbox", sandbox_id=box)
 
 
-@pytest.mark.parametrize("size_mib", [8, pytest.param(100, marks=pytest.mark.soak(only=True))])
+@pytest.mark.parametrize("size_mib", [8, only_in_soak(100)])
 async def test_long_output_is_head_and_tail_and_the_rest_can_be_read(
     fake_host: FakeHost, size_mib: int
 ) -> None:

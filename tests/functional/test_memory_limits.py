@@ -8,17 +8,12 @@ import pytest
 
 from forkd.model.sandbox import ForkOptions, NewLimits, SandboxState
 from tests.support.callers import CALLER
-from tests.support.real_host import REAL, shell, value
+from tests.support.real_host import REAL_IN_SOAK, shell, value
 
 if TYPE_CHECKING:
     from tests.support.real_host import RealHost
 
-pytestmark = [
-    REAL,
-    pytest.mark.soak(only=True),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [*REAL_IN_SOAK, pytest.mark.timeout(600)]
 
 MIB = 1 << 20
 

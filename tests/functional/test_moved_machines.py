@@ -22,7 +22,7 @@ from forkd.model.pack import UnpackRequest
 from forkd.model.sandbox import ForkOptions
 from tests.functional.test_packs_machines import a_file, elsewhere, pieces
 from tests.support.callers import CALLER
-from tests.support.real_host import REAL, TAG, RealHost, baked_host, value, variant
+from tests.support.real_host import REAL_IN_SOAK, TAG, RealHost, baked_host, value, variant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,12 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-pytestmark = [
-    REAL,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(1200),
-    pytest.mark.soak(only=True),
-]
+pytestmark = [*REAL_IN_SOAK, pytest.mark.timeout(1200)]
 
 FROM, TO = "FORKD_TEST_MOVED_FROM", "FORKD_TEST_MOVED_TO"
 """Variables: folders of the packs that came from elsewhere, and for the one that is made here."""

@@ -18,7 +18,7 @@ from tests.support.real_daemon import daemon_of
 from tests.support.real_host import (
     EVAL_TIMEOUT_S,
     FORK_DEADLINE_S,
-    REAL,
+    REAL_IN_SOAK,
     ROOT,
     TAG,
     baked_host,
@@ -33,12 +33,7 @@ if TYPE_CHECKING:
     from tests.support.bakes import Bakes
     from tests.support.real_host import RealHost
 
-pytestmark = [
-    REAL,
-    pytest.mark.soak(only=True),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(3600),
-]
+pytestmark = [*REAL_IN_SOAK, pytest.mark.timeout(3600)]
 
 OPTIONS = ForkOptions(deadline_s=FORK_DEADLINE_S)
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.real_host import REAL
+from tests.support.real_host import REAL_IN_SOAK
 from tests.support.vmm_bench import bench_of
 
 if TYPE_CHECKING:
     from tests.support.real_host import RealHost
 
-pytestmark = [REAL, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [*REAL_IN_SOAK, pytest.mark.timeout(300)]
 
 MIB = 1 << 20
 
@@ -22,7 +22,6 @@ written = b"w" * {4 * MIB}
 """Writes memory in each sibling before that is ready, and none in the source."""
 
 
-@pytest.mark.soak(only=True)
 async def test_siblings_go_back_whose_source_was_forked_before_anything_was_learned(
     real_host: RealHost,
 ) -> None:

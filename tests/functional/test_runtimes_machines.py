@@ -24,7 +24,7 @@ from tests.support.dialects import DIALECTS, Dialect
 from tests.support.real_host import (
     EVAL_TIMEOUT_S,
     FORK_DEADLINE_S,
-    REAL,
+    REAL_IN_SOAK,
     RECIPE,
     ROOT,
     baked_host,
@@ -41,12 +41,7 @@ if TYPE_CHECKING:
     from tests.support.bakes import Bakes
     from tests.support.real_host import RealHost
 
-pytestmark = [
-    REAL,
-    pytest.mark.soak(only=True),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(1800),
-]
+pytestmark = [*REAL_IN_SOAK, pytest.mark.timeout(1800)]
 
 OPTIONS = ForkOptions(deadline_s=FORK_DEADLINE_S)
 

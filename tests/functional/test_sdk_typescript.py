@@ -14,6 +14,7 @@ from tests.support.docs import ROOT, blocks
 from tests.support.npm_project import NpmProject, colourless, npm_project, package
 from tests.support.programs import said_by
 from tests.support.served_host import served_host
+from tests.support.soak import only_in_soak
 from tools.node import BUN, DENO, PROGRAMS, TYPESCRIPT
 
 if TYPE_CHECKING:
@@ -86,9 +87,8 @@ async def test_the_suite_passes_against_a_daemon(fake_host: FakeHost) -> None:
         )
 
 
-def only_in_soak(runtime: str) -> object:
-    """Return a runtime as a parameter of tests that run it with `--soak` alone."""
-    return pytest.param(runtime, marks=[pytest.mark.needs(runtime), pytest.mark.soak(only=True)])
+OTHERS = [only_in_soak(each, marks=[pytest.mark.needs(each)]) for each in ("bun", "deno")]
+"""Other runtimes, which a soak installs."""
 
 
 def program_of(runtime: str) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def program_of(runtime: str) -> tuple[str, ...]:
 
 
 @pytest.mark.soak(only=True)
-@pytest.mark.parametrize("runtime", ["node", only_in_soak("bun"), only_in_soak("deno")])
+@pytest.mark.parametrize("runtime", ["node", *OTHERS])
 async def test_what_one_language_has_built_the_other_finds(
     runtime: str, fake_host: FakeHost, npm_project: NpmProject, tmp_path: Path
 ) -> None:
@@ -142,7 +142,7 @@ async def test_the_packed_package_runs_its_readme_and_its_page_in_an_empty_proje
     await npm_project.check_types("readme.ts", "page.ts")
 
 
-@pytest.mark.parametrize("runtime", ["node", only_in_soak("bun"), only_in_soak("deno")])
+@pytest.mark.parametrize("runtime", ["node", *OTHERS])
 async def test_the_package_runs_on(
     runtime: str, fake_host: FakeHost, npm_project: NpmProject
 ) -> None:

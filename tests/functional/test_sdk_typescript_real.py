@@ -9,7 +9,7 @@ import pytest
 from tests.support.docs import blocks
 from tests.support.npm_project import NpmProject, npm_project, package
 from tests.support.real_daemon import daemon_of
-from tests.support.real_host import REAL, TAG
+from tests.support.real_host import REAL_IN_SOAK, TAG
 from tools.node import TYPESCRIPT
 
 if TYPE_CHECKING:
@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["npm_project", "package"]
 
-pytestmark = [
-    REAL,
-    pytest.mark.needs("node"),
-    pytest.mark.soak(only=True),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(900),
-]
+pytestmark = [*REAL_IN_SOAK, pytest.mark.needs("node"), pytest.mark.timeout(900)]
 
 PROGRAM = """
 import { Client } from "@forkd/sdk";

@@ -21,7 +21,7 @@ from tests.support.callers import CALLER
 from tests.support.real_host import (
     BAKES_LARGE,
     LARGE_VCPUS,
-    REAL,
+    REAL_IN_SOAK,
     baked_host,
     large,
     value,
@@ -36,13 +36,7 @@ if TYPE_CHECKING:
     from tests.support.real_host import RealHost
     from tests.support.soak import Soak
 
-pytestmark = [
-    REAL,
-    BAKES_LARGE,
-    pytest.mark.soak(only=True),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [*REAL_IN_SOAK, BAKES_LARGE, pytest.mark.timeout(600)]
 
 PROGRAM = Path(__file__).parents[1] / "guest" / "hostile.py"
 

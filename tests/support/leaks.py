@@ -94,9 +94,8 @@ def take_own() -> Inventory:
 
 def take() -> Inventory:
     """Return what is there now; also what is only open because it was not collected yet."""
-    own = take_own()
     return replace(
-        own,
+        take_own(),
         namespaces=_names(Path("/run/netns")),
         interfaces=_names(Path("/sys/class/net")),
         cgroups=frozenset(str(path) for path in CGROUPS.glob("**/forkd*") if path.is_dir()),

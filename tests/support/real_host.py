@@ -46,6 +46,9 @@ ROOT = Path(__file__).parents[2]
 
 REAL = pytest.mark.needs("kvm", "root", "cgroup2", "tun", "binaries")
 
+REAL_IN_SOAK = (REAL, pytest.mark.soak(only=True), pytest.mark.asyncio(loop_scope="module"))
+"""Marks of a module over real machines that is too long for every run; it has one event loop."""
+
 TAG = parse_tag("python-numpy")
 
 RECIPE = ROOT / "recipes" / TAG

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from _pytest.mark import ParameterSet
 
@@ -77,9 +77,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(SOAK_TIMEOUT_S), append=False)
 
 
-def only_in_soak(*values: object) -> ParameterSet:
-    """Make one case of a test that runs with `--soak` alone."""
-    return pytest.param(*values, marks=pytest.mark.soak(only=True))
+def only_in_soak(*values: object, marks: Sequence[pytest.MarkDecorator] = ()) -> ParameterSet:
+    """Make one case of a test that runs with `--soak` alone, with other marks that it has."""
+    return pytest.param(*values, marks=[*marks, pytest.mark.soak(only=True)])
 
 
 def is_soak_only(item: pytest.Item) -> bool:
