@@ -43,6 +43,7 @@ def test_a_link_has_the_hosts_addresses_as_soon_as_it_is_made() -> None:
     taps.create([slot])
 
     assert [is_ours(slot.host), is_ours(slot.host_v6)] == [True, True]
+    assert IPv4Network((slot.host, PREFIX_LENGTH), strict=False) in netlink.routes()
     assert slot.tap in {name for _, name in socket.if_nameindex()}
 
 

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import Conflict
-from forkd.host import netlink
-from forkd.service.names import choose, derive
+from forkd.host import netlink, sockets
+from forkd.network.plan import Plan
+from forkd.service.names import Names, choose, derive, reserved, reserved_for_removal
 from forkd.service.settings import HostSettings
 from forkd.store.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from forkd.service.names import Names
 
 PLAIN, OTHER = Path("/run/forkd"), Path("/root/.forkd/run")
 
@@ -35,6 +34,29 @@ def chosen(folder: Path, run_dir: Path) -> Names:
     settings = HostSettings(Path("/v"), Path("/a"), Path("/c"), folder, run_dir)
     with opened(folder) as database:
         return choose(settings, database)
+
+
+@contextlib.contextmanager
+def reserving(
+    folder: Path, run_dir: Path, network: Plan | None = None, cgroup: Path | None = None
+) -> Iterator[Names]:
+    """Reserve the names of a daemon; without a cgroup unless there is one at `cgroup`."""
+    cgroup = cgroup or folder / "none"
+    settings = HostSettings(
+        Path("/v"), Path("/a"), Path("/c"), folder, run_dir, network=network, cgroup_root=cgroup
+    )
+    with (
+        opened(folder) as database,
+        reserved(choose(settings, database), settings, database) as found,
+    ):
+        yield found
+
+
+def occupied(pool: IPv4Network, stack: contextlib.ExitStack) -> None:
+    """Have another daemon use these addresses."""
+    taken = sockets.take_name(f"forkd/addresses/{pool}")
+    if taken is not None:  # else a daemon of another test has them
+        stack.enter_context(taken)
 
 
 def test_the_systems_daemon_has_plain_names_and_others_have_names_of_their_own() -> None:
@@ -76,42 +98,75 @@ def test_a_group_that_is_gone_is_not_used_again(tmp_path: Path) -> None:
             assert choose(settings, database).cgroup_root == derive(OTHER).cgroup_root
 
 
-def test_addresses_that_another_daemon_has_at_the_first_start_are_passed_over(
-    tmp_path: Path,
-) -> None:
-    derived = derive(OTHER)
-    named_alike = replace(derived, cgroup_root=tmp_path / "none", network=derived.network)
+def test_addresses_that_another_daemon_has_are_replaced_at_every_start(tmp_path: Path) -> None:
+    derived = derive(OTHER).network.pool
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(Conflict):  # then a daemon of another test has them
-            stack.enter_context(named_alike.locked())
-        other = chosen(tmp_path / "state", OTHER)
-        pool = other.network.pool
-        assert not pool.overlaps(derived.network.pool)
+        occupied(derived, stack)
+        with reserving(tmp_path, OTHER) as first:
+            assert not first.network.pool.overlaps(derived)
+    assert chosen(tmp_path, OTHER).network == first.network
 
-    assert chosen(tmp_path / "state", OTHER).network.pool == pool
+    with contextlib.ExitStack() as stack:
+        occupied(first.network.pool, stack)
+        with reserving(tmp_path, OTHER) as second:
+            assert second.network.pool not in {first.network.pool, derived}
+            assert second.network.tap_prefix == first.network.tap_prefix
+
+
+def test_addresses_that_this_host_has_routes_to_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reserving(tmp_path, OTHER) as first:
+        pass
+    for private in ("10.0.0.0/8", str(next(first.network.pool.subnets(new_prefix=24)))):
+        routes = (IPv4Network("192.168.0.0/16"), IPv4Network(private))
+        monkeypatch.setattr(netlink, "routes", lambda routes=routes: routes)
+        with reserving(tmp_path, OTHER) as found:
+            overlaps = found.network.pool.overlaps(routes[1])
+        assert overlaps is (private == "10.0.0.0/8")  # then there is no other
+
+
+@pytest.mark.parametrize("why", ["set", "in use"])
+def test_addresses_that_were_set_or_that_sandboxes_have_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    network = Plan(IPv4Network("192.0.2.0/25"), tap_prefix="fk99999")
+    if why == "in use":
+        network = replace(derive(OTHER).network)
+        monkeypatch.setattr(netlink, "names", lambda: ("lo", network.slot(0).tap))
+    with contextlib.ExitStack() as stack:
+        occupied(network.pool, stack)
+        with pytest.raises(Conflict, match=f"the addresses {network.pool}"):
+            stack.enter_context(reserving(tmp_path, OTHER, network if why == "set" else None))
+    assert chosen(tmp_path, OTHER).network.pool == derive(OTHER).network.pool
 
 
 @pytest.mark.parametrize("shared", ["addresses", "taps", "cgroup"])
 def test_names_that_another_daemon_uses_are_refused(tmp_path: Path, shared: str) -> None:
-    root = tmp_path / "root"
+    mine = Plan(IPv4Network("192.0.2.0/25"), tap_prefix="fk99998")
+    theirs = Plan(IPv4Network("192.0.2.128/25"), tap_prefix="fk99999")
+    root, other_root = tmp_path / "root", tmp_path / "none"
     root.mkdir()
-    mine = replace(derive(tmp_path / "mine"), cgroup_root=root)
-    theirs = replace(derive(tmp_path / "theirs"), cgroup_root=tmp_path / "none")
-    # There are so few: a daemon of another test may have one that we derive.
-    mine = replace(mine, network=replace(mine.network, pool=IPv4Network("192.0.2.0/25")))
-    theirs = replace(theirs, network=replace(theirs.network, pool=IPv4Network("192.0.2.128/25")))
     if shared == "cgroup":
-        theirs = replace(theirs, cgroup_root=root)
+        other_root = root
     elif shared == "taps":
-        network = replace(theirs.network, tap_prefix=mine.network.tap_prefix)
-        theirs = replace(theirs, network=network)
+        theirs = replace(theirs, tap_prefix=mine.tap_prefix)
     else:
-        theirs = replace(theirs, network=replace(theirs.network, pool=mine.network.pool))
+        theirs = replace(theirs, pool=mine.pool)
+    for_removal = Names(other_root, theirs)
 
-    with mine.locked(), pytest.raises(Conflict, match=shared), theirs.locked():
-        pass
+    with reserving(tmp_path / "mine", OTHER, mine, root):
+        with (
+            pytest.raises(Conflict, match=shared),
+            reserving(tmp_path / "theirs", OTHER, theirs, other_root),
+        ):
+            pass
+        with contextlib.ExitStack() as stack:
+            if shared != "addresses":  # nothing that is removed bears their name
+                stack.enter_context(pytest.raises(Conflict, match=shared))
+            stack.enter_context(reserved_for_removal(for_removal))
 
-    with theirs.locked():
+    with reserving(tmp_path / "theirs", OTHER, theirs, other_root):
         pass
 
 

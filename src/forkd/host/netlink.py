@@ -9,7 +9,9 @@ import os
 import secrets
 import socket
 import struct
+import sys
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 _TUN = "/dev/net/tun"
 _SYSCTL = Path("/proc/sys/net")
+_ROUTES = Path("/proc/net/route")
+_ANY = IPv4Address(0)
 _ISOLATED = {
     "ipv4/conf/{name}/forwarding": "0",
     "ipv4/conf/{name}/rp_filter": "1",
@@ -282,6 +286,24 @@ def is_taken_here(address: str) -> bool:
     """
     with kernel_call(f"ask for the route to {address}"):
         return nlmsg.is_taken_here(address)
+
+
+def routes() -> tuple[IPv4Network, ...]:
+    """Return the IPv4 networks that the main table routes to, but for the default route.
+
+    Raises:
+        HostError: The kernel does not say.
+    """
+    with kernel_call(f"read {_ROUTES}"):
+        lines = _ROUTES.read_text().splitlines()[1:]  # the first names the columns
+    found = (line.split() for line in lines)
+    pairs = ((_address(row[1]), _address(row[7])) for row in found)
+    return tuple(IPv4Network(f"{to}/{mask}") for to, mask in pairs if mask != _ANY)
+
+
+def _address(digits: str) -> IPv4Address:
+    """Return an address as /proc/net/route has it: a word in the order of the processor."""
+    return IPv4Address(int(digits, 16).to_bytes(4, sys.byteorder))
 
 
 def forget_connections(marks: Iterable[int]) -> None:

@@ -197,7 +197,7 @@ async def _open_ground(settings: HostSettings, stack: contextlib.AsyncExitStack)
     zygotes = None if uids is None else uids.zygotes
     cgroups = CgroupTree(chosen.cgroup_root, settings.tops_dir, zygotes)
     _prepare_cgroups(cgroups, required=settings.cgroups)
-    stack.enter_context(chosen.locked())
+    chosen = stack.enter_context(names.reserved(chosen, settings, database))
     stack.callback(cgroups.close)
     store = SnapshotStore(settings.state_dir)
     pending = PendingStore(settings.state_dir)

@@ -109,7 +109,7 @@ async def uninstall(
             database = await asyncio.to_thread(Database, settings.state_dir / DATABASE_FILE)
             stack.callback(database.close)
         chosen = _names(settings, database)
-        with chosen.locked():
+        with names.reserved_for_removal(chosen):
             await _end(settings, database, found)
             await asyncio.to_thread(_remove_from_host, settings, chosen, found)
         await asyncio.to_thread(_remove_run_folder, settings, others, found)
