@@ -226,8 +226,10 @@ def fresh_root(
     script = script.format(
         top=top, lower=lower, shared=" ".join(map(str, shared)), path=SH_PATH, certs=CERTIFICATES
     )
+    # It ends with a test that is killed, too.
+    unshare = ["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child"]
     with subprocess.Popen(  # noqa: S603 - a test's own
-        ["unshare", "--fork", "--kill-child", "--mount", "--pid", "sh", "-c", script],  # noqa: S607
+        [*unshare, "--mount", "--pid", "sh", "-c", script],
         env=os.environ | {"REAPER": REAPER},
         stdout=subprocess.PIPE,
     ) as unshared:

@@ -77,6 +77,7 @@ done
 """What is run for a root that is not this host's: its first start was before, and it has names."""
 
 UNSHARE = [
+    *("setpriv", "--pdeathsig", "KILL"),  # it ends with a test that is killed, too
     *("unshare", "--fork", "--kill-child"),
     *("--mount", "--pid", "--cgroup", "--uts", "--ipc", "--net"),
 ]
