@@ -133,12 +133,15 @@ test-client: setup $(STAMPS)/test-venv ## The client alone, against a daemon of 
 test-native: build test-setup ## Tests that this host can run; K=word selects
 	@$(BIN)/pytest $(if $(K),-k '$(K)') $(ARGS) tests
 
+# What only a machine with a KVM and a kernel of its own can run.
+OF_MACHINES := --needing kvm,cgroup2,io,pre-fault,helper tests/functional tests/security
+
 # KERNEL=6.12 boots the machine with that kernel, GUEST_KERNEL=6.12 its guests; QEMU=10 runs it in Debian 13's QEMU.
 # Such a machine is fresh.
-test-machine: build test-setup ## Functional tests in the helper machine; K=word selects, ARGS=… adds, KERNEL=6.12 boots it
+test-machine: build test-setup ## Tests of machines, in the helper machine; K=word selects, ARGS=… others, KERNEL=6.12 boots it
 	@$(if $(QEMU),qemu=$$($(BIN)/python -m tools.qemu $(QEMU)) && export FORKD_MACHINE_QEMU="$$qemu" &&) \
 		$(if $(KERNEL),FORKD_MACHINE_KERNEL=$(KERNEL)) $(if $(GUEST_KERNEL),FORKD_KERNEL=$(GUEST_KERNEL)) \
-		$(BIN)/python -m tests.machine.run $(if $(KERNEL)$(GUEST_KERNEL)$(QEMU),--fresh) $(if $(K),-k '$(K)') $(or $(ARGS),tests/functional tests/security)
+		$(BIN)/python -m tests.machine.run $(if $(KERNEL)$(GUEST_KERNEL)$(QEMU),--fresh) $(if $(K),-k '$(K)') $(or $(ARGS),$(OF_MACHINES))
 
 # What depends on the kind of processor: its registers, timers and clocks, and the calls that are allowed.
 ON_INTEL := $(addprefix tests/functional/test_,vmm.py branch_vmm.py fork_processor.py branch_reset.py \

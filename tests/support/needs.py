@@ -10,7 +10,8 @@ is a suite that does not exist.  A need that only the host outside can meet,
 such as the network, is waived there by name: `--waive-needs network`.
 
 So that each test runs once, `--unmet-to FILE` lists what is skipped here, and
-`--unmet-from FILE` runs only that elsewhere.
+`--unmet-from FILE` runs only that elsewhere.  `--needing NEED,…` runs what needs
+one of these, wherever it is.
 
 Only a test that needs something of the host may change what is the host's: its
 mounts, networks, cgroups.  `--changing-host` runs those, `--leaving-host` all
@@ -19,6 +20,7 @@ others, at the same time if wanted: `tests.support.leaks` looks at its own then.
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import os
 import shutil
@@ -169,12 +171,21 @@ def unmet(item: pytest.Item) -> list[str]:
     return [need for need in stated if not PROBES[need]()]
 
 
+def needs(text: str) -> frozenset[str]:
+    """Read a list of needs; a usage error names those that no test can have."""
+    named = frozenset(text.split(","))
+    if unknown := sorted(named - PROBES.keys()):
+        raise argparse.ArgumentTypeError(f"no such need: {', '.join(unknown)}")
+    return named
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("needs")
     group.addoption("--strict-needs", action="store_true", help="fail, not skip, on an unmet need")
     group.addoption("--waive-needs", default="", metavar="NEED,…", help="may skip even so")
     group.addoption("--unmet-to", type=Path, metavar="FILE", help="list tests with an unmet need")
     group.addoption("--unmet-from", type=Path, metavar="FILE", help="run only the tests listed")
+    group.addoption("--needing", type=needs, metavar="NEED,…", help="run only tests with a need")
     group.addoption(
         "--changing-host", action="store_true", help="run only tests that may change the host"
     )
@@ -190,6 +201,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (listing := config.getoption("--unmet-from")) is not None:
         names = set(listing.read_text(encoding="utf-8").splitlines())
         wanted = [item for item in wanted if item.nodeid in names]
+    if (needed := config.getoption("--needing")) is not None:
+        wanted = [item for item in wanted if not needed.isdisjoint(stated_by(item))]
     if config.getoption("--changing-host"):
         wanted = [item for item in wanted if changes_host(item)]
     if config.getoption("--leaving-host"):
