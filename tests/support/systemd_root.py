@@ -7,14 +7,18 @@ its own.  It has a network of its own, and none of the services that change sett
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import select
 import shlex
 import socket
+import struct
 import subprocess
+import termios
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from tests.support.fresh_root import CERTIFICATES, SH_PATH, indexes
 
@@ -26,6 +30,9 @@ SYSTEMD = "/usr/lib/systemd/systemd"
 BOOT_TIMEOUT_S = 180.0
 COMMAND_TIMEOUT_S = 300.0
 """Both are long enough for an emulated processor."""
+
+CHUNK = 65536
+"""What is read at once, in bytes."""
 
 MOUNTS = """\
 set -eu
@@ -117,8 +124,13 @@ class SystemdRoot:
         return done.stdout
 
     def typed(self, line: str, answers: str, *, check: bool = True, network: bool = False) -> str:
-        """Run a line as from a terminal, on which somebody types answers; else as `run`."""
+        """Run a line as from a terminal, on which somebody types answers; else as `run`.
+
+        A program may discard what was typed before it asks, as apt does since Debian 13; then the
+        answers are typed again.
+        """
         ours, theirs = pty.openpty()
+        fcntl.ioctl(ours, termios.TIOCPKT, struct.pack("i", 1))
         with (
             open(ours, "r+b", buffering=0) as terminal,  # noqa: PTH123 - a descriptor
             open(theirs, "rb"),  # noqa: PTH123 - as above
@@ -129,8 +141,12 @@ class SystemdRoot:
                 stderr=subprocess.STDOUT,
             ) as asked,
         ):
-            terminal.write(answers.encode())
-            said = asked.communicate(timeout=COMMAND_TIMEOUT_S)[0].decode()
+            assert asked.stdout is not None
+            output, ended = _converse(terminal, asked.stdout, answers.encode())
+            said = output.decode()
+            if not ended:
+                asked.kill()
+            assert ended, f"{line}: did not end in {COMMAND_TIMEOUT_S:.0f} s: {said}"
         assert asked.returncode == 0 or not check, f"{line}: {said}"
         return said
 
@@ -147,6 +163,35 @@ class SystemdRoot:
     def shown(self, unit: str, name: str) -> str:
         """Return a property of a unit."""
         return self.run(f"systemctl show --property={name} --value {unit}").strip()
+
+
+def _converse(terminal: IO[bytes], output: IO[bytes], answers: bytes) -> tuple[bytes, bool]:
+    """Type answers until a program ends; return what it said, and whether it ended in time.
+
+    Args:
+        terminal: In packet mode, in which it tells that a program discards input (ioctl_tty(2)).
+        output: What the program says.
+        answers: What is typed at first, and after each time that input is discarded.
+    """
+    deadline = time.monotonic() + COMMAND_TIMEOUT_S
+    said = bytearray()
+    events = select.poll()
+    events.register(terminal, select.POLLIN)
+    events.register(output, select.POLLIN)
+    terminal.write(answers)
+    while (left := deadline - time.monotonic()) > 0:
+        ready = {descriptor for descriptor, _ in events.poll(left * 1000)}
+        if (
+            terminal.fileno() in ready
+            and os.read(terminal.fileno(), CHUNK)[0] & termios.TIOCPKT_FLUSHREAD
+        ):
+            terminal.write(answers)
+        if output.fileno() in ready:
+            data = os.read(output.fileno(), CHUNK)
+            if not data:
+                return bytes(said), True
+            said += data
+    return bytes(said), False
 
 
 @contextlib.contextmanager
