@@ -43,11 +43,11 @@ EXCEPTIONS = {
     "sdk/": "the client side, which may not load forkd.host",
     "testing/": "the client side, which may not load forkd.host",
     "packs/cosign.py": "the client side, which names what it cannot read",
-    "packs/credentials.py": "the client side, which names what it cannot read",
     "packs/keys.py": "both sides load it",
     "packs/reader.py": "in a process of its own, which is told that it failed",
     "packs/writer.py": "in a process of its own, which is told that it failed",
     "programs.py": "both sides load it",
+    "registry/credentials.py": "both sides load it, and name what it cannot read",
 }
 """Where paths are asked all the same, and why."""
 

@@ -17,8 +17,9 @@ from forkd.model.snapshot import SnapshotStatus
 from forkd.packs import artifacts, cosign, limits, references
 from forkd.packs.manifest import BLOCK_BYTES
 from forkd.packs.reader import read
-from forkd.packs.registry import MANIFEST_TYPE, Registry, digest_of
+from forkd.packs.registry import MANIFEST_TYPE, Registry
 from forkd.packs.writer import Source, write
+from forkd.registry.client import digest_of
 from tests.functional.test_packs_service import a_host
 from tests.support import registry as registries
 from tests.support.fake_service import a_snapshot

@@ -11,9 +11,12 @@ import pytest
 
 from forkd.errors import Denied, ForkdError, InvalidRequest, PackError, TransportError
 from forkd.limits import REGISTRY_NAME_CHARS_MAX
-from forkd.packs import cosign, limits, references
-from forkd.packs.credentials import Login, login_for
-from forkd.packs.registry import Registry, digest_of
+from forkd.packs import cosign, references
+from forkd.packs.limits import REGISTRY_REFERENCE_CHARS_MAX
+from forkd.packs.registry import Registry
+from forkd.registry import limits
+from forkd.registry.client import digest_of
+from forkd.registry.credentials import Login, login_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +76,7 @@ def test_a_reference_may_be_so_long() -> None:
     assert references.parse(f"h.example/{name}:{tag}", field="url").tag == tag
     with pytest.raises(InvalidRequest):
         references.parse(f"h.example/{name}:{tag}1", field="url")
-    long = "/" * (limits.REGISTRY_REFERENCE_CHARS_MAX + 1)
+    long = "/" * (REGISTRY_REFERENCE_CHARS_MAX + 1)
     with pytest.raises(InvalidRequest):
         references.parse(long, field="url")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from forkd import registry_names
 from forkd.errors import InvalidRequest
 from forkd.limits import IMAGE_REFERENCE_CHARS_MAX, RECIPE_NAME_PATTERN
+from forkd.registry import names
 
 SCHEME = "docker://"
 """May stand before a reference, to say that it is one."""
@@ -41,9 +41,14 @@ class ImageReference:
         return replace(self, tag=None, digest=digest)
 
     @property
+    def host(self) -> str:
+        """Where its registry answers."""
+        return names.host_of(self.registry)
+
+    @property
     def is_loopback(self) -> bool:
         """Whether its registry is on this very host."""
-        return registry_names.is_loopback(self.registry)
+        return names.is_loopback(self.registry)
 
     @property
     def recipe_name(self) -> str:
@@ -58,7 +63,7 @@ def parse_reference(text: str, *, field: str = "image") -> ImageReference:
     Raises:
         InvalidRequest: It is no reference; `context["field"]` is `field`.
     """
-    words = registry_names.cut(text.removeprefix(SCHEME))
+    words = names.cut(text.removeprefix(SCHEME))
     registry, repository = _split(words.name)
     if len(text) > IMAGE_REFERENCE_CHARS_MAX or not words.are_sound(registry, repository):
         raise InvalidRequest(
@@ -73,7 +78,7 @@ def parse_reference(text: str, *, field: str = "image") -> ImageReference:
 def _split(name: str) -> tuple[str, str]:
     """Return registry and repository: the first part is a registry if it looks like a host."""
     first, slash, rest = name.partition("/")
-    if slash and registry_names.is_host(first):
+    if slash and names.is_host(first):
         return first, rest
     repository = name if slash else f"library/{name}"
-    return registry_names.DOCKER_HUB, repository
+    return names.DOCKER_HUB, repository

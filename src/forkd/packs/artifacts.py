@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from forkd.errors import NotFound, PackError
 from forkd.packs import cosign, limits
 from forkd.packs.container import CHUNK_HEAD, END, exactly, read_head
-from forkd.packs.registry import MANIFEST_TYPE, digest_of, parsed
+from forkd.packs.registry import MANIFEST_TYPE, parsed
+from forkd.registry.client import digest_of
+from forkd.registry.limits import REGISTRY_MANIFEST_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +76,7 @@ def push(registry: Registry, reference: Reference, pack: Readable) -> Iterator[i
     if registry.put_blob(raw):
         sent_bytes += len(raw)
     manifest = _manifest(head, raw, layers)
-    if len(manifest) > limits.ARTIFACT_MANIFEST_BYTES_MAX:
+    if len(manifest) > REGISTRY_MANIFEST_BYTES_MAX:
         raise PackError(f"the pack has too many layers: {len(layers)}", reason="limit")
     registry.put_manifest(reference.tag, manifest)
     yield Pushed(

@@ -44,9 +44,6 @@ LAYER_CHUNKS_MAX = 8
 LAYER_BYTES_MAX = LAYER_CHUNKS_MAX * (CHUNK_STORED_BYTES_MAX + 8)
 """Longest layer of an artifact that is fetched."""
 
-ARTIFACT_MANIFEST_BYTES_MAX = 4 * 1024 * 1024
-"""Longest manifest of an artifact: as much as registries take."""
-
 SIGNATURES_MAX = 64
 """Most cosign signatures of one artifact that are looked at or kept."""
 
@@ -56,14 +53,5 @@ SIGNATURE_BYTES_MAX = 64 * 1024
 PEM_BYTES_MAX = 64 * 1024
 """Longest file with a cosign key."""
 
-REGISTRY_ANSWER_BYTES_MAX = 1024 * 1024
-"""Longest answer of a registry that is no manifest and no layer: an error, or a token."""
-
 REGISTRY_REFERENCE_CHARS_MAX = 512
 """Longest reference to a pack in a registry."""
-
-AUTH_FILE_BYTES_MAX = 1024 * 1024
-"""Longest file with credentials of registries."""
-
-CREDENTIAL_HELPER_TIMEOUT_S = 60.0
-"""How long a credential helper may take; it may ask the user."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forkd import registry_names
 from forkd.errors import InvalidRequest
 from forkd.packs.limits import REGISTRY_REFERENCE_CHARS_MAX
+from forkd.registry import names
 
 SCHEME = "oci://"
 """May stand before a reference, to say that it is one."""
-
-_DOCKER_HUB_HOST = "registry-1.docker.io"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +36,12 @@ class Reference:
     @property
     def host(self) -> str:
         """Where the registry answers."""
-        return _DOCKER_HUB_HOST if self.registry == registry_names.DOCKER_HUB else self.registry
+        return names.host_of(self.registry)
 
     @property
     def is_loopback(self) -> bool:
         """Whether the registry is on this very host."""
-        return registry_names.is_loopback(self.registry)
+        return names.is_loopback(self.registry)
 
 
 def is_reference(text: str) -> bool:
@@ -57,11 +55,11 @@ def parse(text: str, *, field: str) -> Reference:
     Raises:
         InvalidRequest: It is no reference; `context["field"]` is `field`.
     """
-    words = registry_names.cut(text.removeprefix(SCHEME))
+    words = names.cut(text.removeprefix(SCHEME))
     registry, _, repository = words.name.partition("/")
     if (
         len(text) > REGISTRY_REFERENCE_CHARS_MAX
-        or not registry_names.is_host(registry)
+        or not names.is_host(registry)
         or not words.are_sound(registry, repository)
     ):
         raise InvalidRequest(

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkd.errors import InvalidRequest
-from forkd.packs import artifacts, cosign, credentials, references
+from forkd.packs import artifacts, cosign, references
 from forkd.packs.container import checked, read_head
 from forkd.packs.keys import Keyring
 from forkd.packs.registry import Registry
 from forkd.packs.remote import Remote, shown, source_of, target_of
+from forkd.registry import credentials
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from typing import Protocol
 
 from forkd.limits import REGISTRY_NAME_CHARS_MAX
 
 DOCKER_HUB = "docker.io"
 """What references call the registry of Docker."""
+
+_DOCKER_HUB_HOST = "registry-1.docker.io"
 
 DEFAULT_TAG = "latest"
 
@@ -17,6 +20,26 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?
 _PART = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class InRegistry(Protocol):
+    """What a registry has under a name: an image, a pack."""
+
+    @property
+    def registry(self) -> str:
+        """Host, perhaps with a port."""
+
+    @property
+    def repository(self) -> str:
+        """Its name there."""
+
+    @property
+    def host(self) -> str:
+        """Where the registry answers."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the registry is on this very host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +82,11 @@ def cut(text: str) -> Words:
 def is_host(word: str) -> bool:
     """Whether the first word of a name means a registry, and not a part of a repository."""
     return "." in word or ":" in word or word == "localhost"
+
+
+def host_of(registry: str) -> str:
+    """Return where a registry answers, by what references call it."""
+    return _DOCKER_HUB_HOST if registry == DOCKER_HUB else registry
 
 
 def is_loopback(netloc: str) -> bool:

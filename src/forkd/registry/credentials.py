@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkd.errors import InvalidRequest
-from forkd.packs.limits import AUTH_FILE_BYTES_MAX, CREDENTIAL_HELPER_TIMEOUT_S
+from forkd.registry.limits import AUTH_FILE_BYTES_MAX, CREDENTIAL_HELPER_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from forkd.packs.references import Reference
+    from forkd.registry.names import InRegistry
 
 _HELPER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DOCKER_HUB = "https://index.docker.io/v1/"
@@ -46,8 +46,8 @@ class Login:
     source: str
 
 
-def login_for(reference: Reference, environment: Mapping[str, str]) -> Login | None:
-    """Return the user's login to the registry of a pack; None if there is none.
+def login_for(reference: InRegistry, environment: Mapping[str, str]) -> Login | None:
+    """Return the user's login to the registry of an image or a pack; None if there is none.
 
     Raises:
         InvalidRequest: A file with credentials is damaged, or a credential helper is missing or
@@ -92,7 +92,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return said
 
 
-def _login_in(said: dict[str, Any], path: Path, reference: Reference) -> Login | None:
+def _login_in(said: dict[str, Any], path: Path, reference: InRegistry) -> Login | None:
     helpers = said.get("credHelpers")
     registry = reference.registry
     server = _DOCKER_HUB if registry == "docker.io" else registry
@@ -116,7 +116,7 @@ def _plain(key: str) -> str:
     return "docker.io" if host == "index.docker.io" else host
 
 
-def _keys(reference: Reference) -> Iterator[str]:
+def _keys(reference: InRegistry) -> Iterator[str]:
     """Yield the keys that hold for a repository, the narrowest first."""
     parts = [reference.registry, *reference.repository.split("/")]
     for count in range(len(parts), 0, -1):

@@ -1,0 +1,1 @@
+"""What images and packs share of registries: names, credentials, and the client."""
