@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,21 +12,30 @@ from forkd.errors import BuildError
 from forkd.images.builder import build_rootfs
 from forkd.images.layout import Cache
 from forkd.images.modules import PlannedModule, PlannedModules
-from forkd.images.oci import check_layers
 from forkd.images.plan import disk_mib_for
 from forkd.images.recipe import parse_recipe
 from forkd.images.steps import Build
+from forkd.limits import BUILD_UIDS
 from tests.support.ext4 import Entry, listing, read
 from tests.support.hostile_package import cells
-from tests.support.oci import folder, hardlink, regular, symlink, write_layout
+from tests.support.oci import (
+    folder,
+    hardlink,
+    regular,
+    symlink,
+    write_docker_archive,
+    write_layout,
+    write_oci_archive,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from forkd.images.apart import Cells
     from forkd.images.builder import Rootfs
 
-pytestmark = [pytest.mark.needs("skopeo", "umoci"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 CONFIG = {"Env": ["A=image", "B=image"], "WorkingDir": "/srv", "User": "1000:1000"}
 
@@ -81,16 +89,11 @@ def test_environment_directory_and_user_are_kept_under_those_of_the_recipe(tmp_p
     assert b'"A": "image"' in read(root.path, "/etc/forkd/image.json")
 
 
-@pytest.mark.parametrize("transport", ["docker-archive", "oci-archive"])
+@pytest.mark.parametrize("write", [write_docker_archive, write_oci_archive])
 def test_an_archive_gives_the_same_as_the_layout_it_was_made_from(
-    tmp_path: Path, transport: str
+    tmp_path: Path, write: Callable[[Path, Path], None]
 ) -> None:
-    target = f"{transport}:{tmp_path}/image.tar:name:tag"
-    subprocess.run(  # noqa: S603 - our own arguments
-        ["skopeo", "--insecure-policy", "copy", "-q", f"oci:{hello(tmp_path)}", target],  # noqa: S607
-        check=True,
-        timeout=60,
-    )
+    write(hello(tmp_path), tmp_path / "image.tar")
 
     root = build(tmp_path, "image.tar")
 
@@ -178,10 +181,24 @@ def test_a_hard_link_to_the_hosts_files_brings_nothing_in(tmp_path: Path) -> Non
     secret.write_text("secret")
     write_layout(tmp_path / "layout", [[hardlink("stolen", f"{'../' * 40}{str(secret)[1:]}")]])
 
-    with pytest.raises(BuildError, match="umoci ended with status"):
+    with pytest.raises(BuildError, match=r"'stolen' is a hard link to .*, which is not there"):
         build(tmp_path, "layout")
 
     assert secret.stat().st_nlink == 1
+
+
+@pytest.mark.needs("root", "binaries")
+def test_an_owner_that_a_cell_has_not_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "WHERE", [cells()])
+    most = BUILD_UIDS - 1
+    write_layout(tmp_path / "layout", [[regular("a", owner=most)]])
+    write_layout(tmp_path / "other", [[regular("b", owner=most + 1)]])
+
+    assert listing(build(tmp_path, "layout").path, "/")["a"].uid == most
+    with pytest.raises(BuildError, match=f"'b' belongs to user {most + 1} and group {most + 1}"):
+        build(tmp_path, "other")
 
 
 def test_a_recipes_file_behind_a_hostile_link_lands_inside(tmp_path: Path) -> None:
@@ -201,24 +218,19 @@ def test_a_damaged_blob_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     for blob in (layout / "blobs" / "sha256").iterdir():
         blob.write_bytes(blob.read_bytes()[:-1] + b"?")
 
-    with pytest.raises(BuildError, match="cannot copy the image oci:"):
+    with pytest.raises(BuildError, match=r"cannot unpack the image oci:.* was changed: sha256:"):
         build(tmp_path, "layout")
 
     assert list((tmp_path / "cache" / "images").iterdir()) == []
 
 
-@pytest.mark.parametrize("length", [1_000, 3_000, -3_000])
+@pytest.mark.parametrize("length", [1_000, 3_000, -300])
 def test_an_archive_that_is_cut_is_one_clear_error_and_nothing_is_left(
     tmp_path: Path, length: int
 ) -> None:
-    target = f"docker-archive:{tmp_path}/image.tar:name:tag"
-    subprocess.run(  # noqa: S603 - our own arguments
-        ["skopeo", "--insecure-policy", "copy", "-q", f"oci:{hello(tmp_path)}", target],  # noqa: S607
-        check=True,
-        timeout=60,
-    )
+    write_docker_archive(hello(tmp_path), tmp_path / "image.tar")
     archive = tmp_path / "image.tar"
-    archive.write_bytes(archive.read_bytes()[:length])
+    archive.write_bytes(archive.read_bytes().rstrip(b"\0")[:length])
 
     with pytest.raises(BuildError, match=r"image\.tar"):
         build(tmp_path, "image.tar")
@@ -284,13 +296,3 @@ def test_layers_that_say_they_are_terabytes_are_refused_before_they_are_unpacked
         build(tmp_path, "layout")
 
     assert list((tmp_path / "cache" / "images").iterdir()) == []
-
-
-def test_one_name_or_byte_past_the_limit_is_refused(tmp_path: Path) -> None:
-    layout = write_layout(tmp_path / "layout", [[regular("a", b"12")], [regular("b", b"3")]])
-
-    check_layers(layout, bytes_max=3, entries_max=2)
-    with pytest.raises(BuildError, match="more than 2 bytes"):
-        check_layers(layout, bytes_max=2, entries_max=2)
-    with pytest.raises(BuildError, match="more than 1 names"):
-        check_layers(layout, bytes_max=3, entries_max=1)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forkd.images.apart import Cells as BuildCells
     from tests.support.registry import Registry
 
-pytestmark = [pytest.mark.needs("skopeo", "umoci", "docker-registry"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.needs("docker-registry"), pytest.mark.timeout(120)]
 
 WHERE: list[BuildCells | None] = [None]
 """Where registries are asked, and layers unpacked."""

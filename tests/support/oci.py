@@ -12,7 +12,7 @@ import tarfile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 Member = tuple[tarfile.TarInfo, bytes]
@@ -69,6 +69,61 @@ def write_layout(
     (path / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     (path / "index.json").write_text(json.dumps(index))
     return path
+
+
+def document(layout: Path, digest: str) -> dict[str, Any]:
+    """Return a document of a layout."""
+    return dict(json.loads(blob_at(layout, digest).read_bytes()))
+
+
+def blob_at(layout: Path, digest: str) -> Path:
+    """Return where a part of a layout is."""
+    return layout / "blobs" / digest.replace(":", "/")
+
+
+def put_blob(layout: Path, data: bytes) -> str:
+    """Put a part into a layout; return its digest."""
+    return str(_blob(layout, "", data)["digest"])
+
+
+def manifest_of(layout: Path) -> dict[str, Any]:
+    """Return the manifest of the only image of a layout."""
+    index = json.loads((layout / "index.json").read_bytes())
+    return document(layout, index["manifests"][0]["digest"])
+
+
+def pack_layers(layout: Path, pack: Callable[[bytes], bytes]) -> None:
+    """Put other layers into a layout, each made of one that was there; the configuration stays."""
+    manifest = manifest_of(layout)
+    manifest["layers"] = [
+        _blob(layout, "layer.v1.tar", pack(blob_at(layout, each["digest"]).read_bytes()))
+        for each in manifest["layers"]
+    ]
+    index = json.loads((layout / "index.json").read_bytes())
+    index["manifests"] = [_blob(layout, "manifest.v1+json", json.dumps(manifest).encode())]
+    (layout / "index.json").write_text(json.dumps(index))
+
+
+def write_oci_archive(layout: Path, path: Path) -> None:
+    """Write a layout as an archive."""
+    with tarfile.open(path, "w") as archive:
+        for each in sorted(layout.rglob("*")):
+            archive.add(each, each.relative_to(layout), recursive=False)
+
+
+def write_docker_archive(layout: Path, path: Path, *tags: str) -> None:
+    """Write the image of a layout as `docker save` did until its version 24."""
+    manifest = manifest_of(layout)
+    config, layers = manifest["config"]["digest"], [each["digest"] for each in manifest["layers"]]
+    names = [f"{digest[7:]}/layer.tar" for digest in layers]
+    config_name = f"{config[7:]}.json"
+    said = {"Config": config_name, "RepoTags": list(tags), "Layers": names}
+    with tarfile.open(path, "w") as archive:
+        archive.add(blob_at(layout, config), config_name)
+        for name, digest in zip(names, layers, strict=True):
+            archive.add(blob_at(layout, digest), name)
+        info, data = regular("manifest.json", json.dumps([said]).encode())
+        archive.addfile(info, io.BytesIO(data))
 
 
 def _archive(members: Sequence[Member]) -> bytes:

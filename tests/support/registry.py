@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import socket
 import subprocess
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from forkd.images.manifests import MANIFEST
+from forkd.model.reference import parse_reference
+from forkd.registry import client
+from forkd.registry.credentials import Login
+from tests.support import oci
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,15 +40,31 @@ class Registry:
     """A registry that runs; `host` has its port."""
 
     host: str
-    login: tuple[str, ...] = ()
+    login: Login | None = None
 
     def push(self, layout: Path, name: str) -> str:
         """Put the image of a layout in under a name; return the reference of that."""
         reference = f"{self.host}/{name}"
-        target = ["--dest-tls-verify=false", *self.login, f"docker://{reference}"]
-        command = ["skopeo", "--insecure-policy", "copy", "-q", f"oci:{layout}", *target]
-        subprocess.run(command, check=True, timeout=60)  # noqa: S603 - our own arguments
+        with self.opened(reference) as registry:
+            index = json.loads((layout / "index.json").read_bytes())
+            raw = oci.blob_at(layout, index["manifests"][0]["digest"]).read_bytes()
+            manifest = json.loads(raw)
+            for part in (manifest["config"], *manifest["layers"]):
+                registry.put_blob(oci.blob_at(layout, part["digest"]).read_bytes())
+            registry.put_manifest(parse_reference(reference).tag or "", raw)
         return reference
+
+    def opened(self, reference: str, media_type: str = MANIFEST) -> client.Registry:
+        """Return a client of it, which puts manifests of a type."""
+
+        def failed(fault: client.Fault) -> Exception:
+            return AssertionError(fault.text)
+
+        image = parse_reference(reference)
+        trust = client.Trust.ANY
+        return client.Registry(
+            image, "image", (media_type,), self.login, trust=trust, explain=failed
+        )
 
 
 @contextlib.contextmanager
@@ -61,7 +84,7 @@ def running(folder: Path, *, private: bool = False) -> Iterator[Registry]:
             found = next(filter(None, map(LISTENING.search, process.stderr)))
             drain = threading.Thread(target=process.stderr.read, daemon=True)  # or its pipe fills
             drain.start()
-            login = (f"--dest-creds={USER}:{PASSWORD}",) if private else ()
+            login = Login(USER, PASSWORD, "", "a test") if private else None
             yield Registry(found[1], login)
         finally:
             process.kill()

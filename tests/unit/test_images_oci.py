@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forkd.errors import BuildError
-from forkd.images.oci import OciConfig, parse_config, parse_reference
+from forkd.images.manifests import OciConfig, parse_config
+from forkd.images.oci import parse_reference
 
 if TYPE_CHECKING:
     from pathlib import Path

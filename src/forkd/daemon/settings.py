@@ -322,13 +322,13 @@ class Settings(BaseSettings):
     ] = _setting(
         (),
         "Registries that need no TLS: `HOST` or `HOST:PORT`, separated by commas. Registries "
-        "on loopback addresses need none; `/etc/containers/registries.conf` is read as well.",
+        "on loopback addresses need no entry.",
         "none",
     )
     registry_auth_file: _Path = _setting(
         None,
-        "File with credentials for registries, as `skopeo login --authfile` writes it. Every "
-        "tenant that may make snapshots can fetch what they give access to.",
+        "File with credentials for registries, as `docker login` and `podman login` write it. "
+        "Every tenant that may make snapshots can fetch what they give access to.",
         "none",
     )
     dns: Annotated[tuple[tuple[str, int], ...], NoDecode, BeforeValidator(values.servers)] = (

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from forkd.host.faults import kernel_call
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 FOLDER_MODE = 0o755
@@ -76,3 +77,10 @@ def set_mode(path: Path, mode: int) -> None:
     """Set the permissions of what a path leads to."""
     with kernel_call(f"set the mode of {path}"):
         path.chmod(mode)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write a new file, piece by piece; what `pieces` raises is passed on."""
+    with kernel_call(f"write {path}"), path.open("xb") as file:
+        for piece in pieces:
+            file.write(piece)

@@ -31,7 +31,10 @@ from forkd.images.kernel import debian_kernel, is_debian, series_of
 from forkd.images.layout import Cache
 from forkd.images.plan import Plan, Workshop, make, result_name
 from forkd.images.recipe import RECIPE_FILE_NAME, load_recipe
+from forkd.images.registries import Access
 from forkd.images.steps import Build
+from forkd.images.stored import DOCKER_ARCHIVE, LAYOUT, OCI_ARCHIVE, Source
+from forkd.images.unpacking import LayerLimits, unpack
 from forkd.model.recipe import NamedRecipe, no_recipe, parse_base
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
     from forkd.images.apart import Cells
     from forkd.images.recipe import Recipe
     from forkd.model.progress import Progress
+
+_TOLD_STEP = 0.05
+"""How much more of an image is there each time that is told."""
 
 
 def main(arguments: Sequence[str] | None = None, cells: Cells | None = None) -> int:
@@ -83,6 +89,23 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("tree", "base", "output", "replaced"):
         differ.add_argument(name, type=Path)
     differ.set_defaults(command=_differ, json=True, cache=None)
+    resolve = commands.add_parser("resolve", help="say which image of a registry a tag means")
+    fetch = commands.add_parser("fetch", help="copy an image of a registry as an OCI layout")
+    for each in (resolve, fetch):
+        each.add_argument("--insecure", action="store_true", help="without TLS, if need be")
+        each.add_argument("--auth-file", type=Path, help="credentials for registries")
+        each.add_argument("reference", help="the image")
+    fetch.add_argument("--bytes-max", type=int, required=True, help="what its layers may hold")
+    fetch.add_argument("layout", type=Path, help="a folder that is made")
+    resolve.set_defaults(command=_resolve, json=True)
+    fetch.set_defaults(command=_fetch, json=True)
+    unpack = commands.add_parser("unpack", help="unpack an image in files")
+    unpack.add_argument("--bytes-max", type=int, required=True, help="what its layers may hold")
+    unpack.add_argument("kind", choices=(LAYOUT, OCI_ARCHIVE, DOCKER_ARCHIVE))
+    unpack.add_argument("path", type=Path, help="the file or folder")
+    unpack.add_argument("tag", help="which image in it; empty for the only one")
+    unpack.add_argument("folder", type=Path, help="where it is unpacked; is made")
+    unpack.set_defaults(command=_unpack, json=True)
     make = commands.add_parser("make", help="make a planned root file system; for cells")
     make.add_argument("--json", action="store_true", help="one JSON event per line")
     make.add_argument("folder", type=Path, help="where the plan is, and what is made of it goes")
@@ -153,6 +176,40 @@ def _differ(options: argparse.Namespace, _: Build, __: Cells | None) -> dict[str
     replaced = write_differences(options.tree, options.base, options.output)
     folders.write(options.replaced, json.dumps(replaced).encode())
     return {"event": "built", "kernel": ""}
+
+
+def _resolve(options: argparse.Namespace, _: Build, __: Cells | None) -> dict[str, Any]:
+    from forkd.images.pulling import digest_now  # noqa: PLC0415 - loads httpx
+
+    access = Access(options.insecure, options.auth_file)
+    return {"event": "resolved", "digest": digest_now(options.reference, access)}
+
+
+def _fetch(options: argparse.Namespace, steps: Build, _: Cells | None) -> dict[str, Any]:
+    from forkd.images.pulling import fetch  # noqa: PLC0415 - loads httpx
+
+    shown = -1.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal shown
+        fraction = done / total if total else 1.0
+        if fraction >= shown + _TOLD_STEP:
+            shown = fraction
+            text = f"{done >> 20} of {total >> 20} MiB of {options.reference}"
+            steps.tell("packages", text, fraction / 2)
+
+    access = Access(options.insecure, options.auth_file)
+    fetch(options.reference, access, options.layout, bytes_max=options.bytes_max, tell=tell)
+    return {"event": "fetched"}
+
+
+def _unpack(options: argparse.Namespace, steps: Build, _: Cells | None) -> dict[str, Any]:
+    def tell(fraction: float) -> None:
+        steps.tell("packages", "unpacking layers", 0.5 + fraction / 2)
+
+    source = Source(options.kind, options.path, options.tag)
+    most = LayerLimits(options.bytes_max)
+    return {"event": "unpacked", "bytes": unpack(source, options.folder, most, tell)}
 
 
 def _fetch_kernel(options: argparse.Namespace, steps: Build, _: Cells | None) -> dict[str, Any]:

@@ -16,18 +16,16 @@ scripts also has fewer rights than what started it, so it can neither trace it n
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from forkd.errors import BuildError, CapacityError, ForkdError, InvalidRequest, NotFound
+from forkd.errors import BuildError
 from forkd.host import cells, files, folders, ownership, process
-from forkd.images import mirrors, pip, rootfs
+from forkd.images import children, mirrors, pip, rootfs
 from forkd.images.modules import PlannedModule
 from forkd.images.plan import ROOTFS_NAME, Made, Plan, PlannedFile, PlannedOci, result_name
 
@@ -50,8 +48,8 @@ BUILDER_PATHS = tuple(
     map(
         Path,
         (
-            "/etc/apt", "/etc/containers", "/etc/debian_version", "/etc/dpkg", "/etc/group",
-            "/etc/mke2fs.conf", "/etc/os-release", "/etc/passwd", "/etc/pip.conf",
+            "/etc/apt", "/etc/debian_version", "/etc/dpkg", "/etc/group", "/etc/mke2fs.conf",
+            "/etc/os-release", "/etc/passwd", "/etc/pip.conf",
         ),
     )
 )  # fmt: skip
@@ -106,11 +104,16 @@ def make_apart(plan: Plan, scratch: Path, image: Path, cell: Cell, build: Build)
     folders.write(work / PLAN_NAME, staged.model_dump_json().encode())
     for each in (work, *folders.matching(work, "**/*")):
         ownership.give(each, cell.uid)
-    args = (sys.executable, "-P", "-m", "forkd.images", "make", "--json", work, tools)
+    args = children.command("make", "--json", work, tools)
     read = (*BUILDER_PATHS, *cells.python_paths(), tools)
     environment = process.plain_environment(*pip.SETTINGS, *mirrors.VARIABLES)
     environment |= {"HOME": "/tmp", "TMPDIR": str(work / "tmp")}  # noqa: S108 - the cell's
-    _Told(build).run(cell.command(args, read=read, write=(work,), network=True), environment)
+    command = cell.command(args, read=read, write=(work,), network=True)
+
+    def start(hear: Callable[[str], None]) -> None:
+        build.run(command, timeout_s=BUILD_TIMEOUT_S, env=environment, on_line=hear)
+
+    children.told(build, start)
     return _taken(work / result_name(plan), image)
 
 
@@ -175,46 +178,3 @@ def _taken(result: Path, image: Path) -> Made:
     folders.set_mode(result, IMAGE_MODE)
     files.rename(result, image)
     return found
-
-
-_KINDS: dict[object, type[ForkdError]] = {
-    each.code: each for each in (CapacityError, NotFound, InvalidRequest)
-}
-"""Errors of a cell that are passed on as they are; every other is a `BuildError`."""
-
-
-class _Told:
-    """Passes on what a build in a cell tells, line by line."""
-
-    def __init__(self, build: Build) -> None:
-        self._build = build
-        self._failed: ForkdError | None = None
-
-    def run(self, command: list[str | Path], environment: dict[str, str]) -> None:
-        """Run it to its end.
-
-        Raises:
-            BuildError: It failed, in its own words if it found any.
-            NotFound: A registry does not have the image.
-            CapacityError: It found no room.
-        """
-        try:
-            self._build.run(command, timeout_s=BUILD_TIMEOUT_S, env=environment, on_line=self._hear)
-        except BuildError as error:
-            raise self._failed or error from error
-
-    def _hear(self, line: str) -> None:
-        match _parsed(line):
-            case {"event": "progress", "stage": str(stage), "message": str(message), **rest}:
-                fraction = rest.get("fraction")
-                known = fraction if isinstance(fraction, float) and 0 <= fraction <= 1 else None
-                self._build.tell(stage, message, known)
-            case {"event": "failed", "code": code, "message": str(message)}:
-                self._failed = _KINDS.get(code, BuildError)(message)
-
-
-def _parsed(line: str) -> Any:  # noqa: ANN401 - whatever it is
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None

@@ -1,7 +1,7 @@
 """Be root over a root file system's files, whether or not we are root.
 
-The programs that make a root file system (tar, umoci, mke2fs) must see its files with the
-owners they will have in the guest.  As root they simply do.  Otherwise they run in a user
+The programs that make a root file system (tar, what unpacks images, mke2fs) must see its files with
+the owners they will have in the guest.  As root they simply do.  Otherwise they run in a user
 namespace of their own, where we are root and `/etc/subuid` gives us the other owners: what
 belongs to root there belongs to us outside, so Python can write to it without a namespace.
 

@@ -6,31 +6,31 @@
     oci = "docker-archive:image.tar" any of these said outright: oci:, oci-archive:,
                                      docker-archive:, docker://
 
-skopeo copies the image into a layout of our own and checks every digest; umoci unpacks the
-layers.  Neither runs anything of the image, and umoci keeps `..` and symbolic links inside
-the folder it unpacks to.
+Two programs of ours do it: one copies a registry's image into a layout, and has the network; one
+unpacks, and has none.  Every digest is compared, and nothing of the image is run.
 """
 
 from __future__ import annotations
 
-import json
-import tarfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from forkd.errors import BuildError, HostError
-from forkd.host import files
-from forkd.images import registries
+from forkd.errors import BuildError
+from forkd.host import files, process
+from forkd.images import children, stored, unpacking
+from forkd.images.manifests import CONFIG_BYTES_MAX, OciConfig, parse_config
 from forkd.images.namespace import run_as_root
+from forkd.images.registries import Access
 from forkd.images.rootfs import MOUNT_POINTS, make_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forkd.images.steps import Build
 
 
-COPY_TIMEOUT_S = 1_800.0
+FETCH_TIMEOUT_S = 1_800.0
 UNPACK_TIMEOUT_S = 1_800.0
 
 LAYERS_PER_DISK_MAX = 4
@@ -40,26 +40,7 @@ Layers replace and remove each other's files, so their sum may well exceed what 
 the end; but a few kilobytes of hostile layer can say that they are terabytes.
 """
 
-ENTRIES_MAX = 1_000_000
-"""Most names in all layers of an image together."""
-
-ENTRIES_SEARCHED_MAX = 100_000
-"""Most entries of an archive looked at to tell which kind it is."""
-
 _SCHEMES = ("oci:", "oci-archive:", "docker-archive:", "docker:")
-_ARCHITECTURE = ("--override-os", "linux", "--override-arch", "amd64")
-_STAGED = "staged"
-
-
-@dataclass(frozen=True, slots=True)
-class OciConfig:
-    """What an OCI image says of the processes that run in it."""
-
-    env: dict[str, str]
-    cwd: str
-    user: str
-    entrypoint: tuple[str, ...] | None = None
-    cmd: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +48,7 @@ class OciReference:
     """Where an OCI image is.
 
     Attributes:
-        transport: The kind of place, as skopeo names it.
+        transport: The kind of place: `docker` for a registry, or as of `forkd.images.stored`.
         rest: The place: a path, perhaps with `:tag`, or `//` and a registry's reference.
         path: The file or folder to which `rest` leads; None for a registry.
         shown: What it is called to people, if it is a copy of what they know.
@@ -83,12 +64,12 @@ class OciReference:
     auth_file: Path | None = None
 
     @property
-    def place(self) -> str:
-        """It as skopeo takes it."""
-        return f"{self.transport}:{self.rest}"
+    def tag(self) -> str:
+        """Which image of a file or a folder; empty if that is not said."""
+        return "" if self.path is None else self.rest.removeprefix(f"{self.path}").removeprefix(":")
 
     def __str__(self) -> str:
-        return self.shown or self.place
+        return self.shown or f"{self.transport}:{self.rest}"
 
 
 def parse_reference(text: str, folder: Path) -> OciReference:
@@ -105,7 +86,7 @@ def parse_reference(text: str, folder: Path) -> OciReference:
     if files.is_folder(path) or files.is_file(layout):
         return _explicit("oci", text, folder)
     if files.is_file(path):
-        return OciReference(_archive_kind(path), str(path), path)
+        return OciReference(stored.archive_kind(path), str(path), path)
     if text.startswith(("/", ".")) or text.endswith((".tar", ".tar.gz")):
         raise BuildError(f"no OCI image at {path}", path=str(path))
     return OciReference("docker", f"//{text}", None)
@@ -130,25 +111,6 @@ def _explicit(transport: str, rest: str, folder: Path) -> OciReference:
     return OciReference(transport, f"{path}{colon}{tag}", path)
 
 
-def _archive_kind(path: Path) -> str:
-    """Tell what `docker save` wrote from an OCI archive; newer ones are both."""
-    found = set()
-    try:
-        with files.opened(path) as file, tarfile.open(fileobj=file) as archive:
-            for count, member in enumerate(archive):
-                name = member.name.removeprefix("./")
-                if name == "manifest.json":
-                    return "docker-archive"
-                found.add(name)
-                if count > ENTRIES_SEARCHED_MAX:
-                    break
-    except (tarfile.TarError, HostError, EOFError) as error:
-        raise BuildError(f"{path} is no image archive: {error}", path=str(path)) from error
-    if "index.json" in found:
-        return "oci-archive"
-    raise BuildError(f"{path} is no image archive: it has no index.json or manifest.json")
-
-
 def build_oci(
     source: OciReference, bundle: Path, build: Build, *, disk_bytes: int
 ) -> tuple[Path, OciConfig, int]:
@@ -162,98 +124,40 @@ def build_oci(
         BuildError: It is out of reach, damaged, not for x86-64 Linux, or unpacks to more
             than `LAYERS_PER_DISK_MAX` disks.
     """
-    layout = bundle / "layout"
-    staged = f"oci:{layout}:{_STAGED}"
-    build.tell("packages", f"copying {source}", 0.0)
-    flags = registries.flags(insecure=source.insecure, auth_file=source.auth_file, prefix="src-")
-    skopeo = ["skopeo", "--insecure-policy", *_ARCHITECTURE]
-    try:
-        build.run([*skopeo, "copy", "-q", *flags, source.place, staged], timeout_s=COPY_TIMEOUT_S)
-    except BuildError as error:
-        if source.path is None:
-            raise registries.explained(source.rest, error) from error
-        raise BuildError(f"cannot copy the image {source}: {error}", **error.context) from error
-    inspected = build.run(
-        ["skopeo", *_ARCHITECTURE, "inspect", "--config", staged], timeout_s=COPY_TIMEOUT_S
-    )
-    config = parse_config(inspected.stdout)
-    build.tell("packages", "checking layers", 0.4)
-    layers_bytes = check_layers(layout, bytes_max=LAYERS_PER_DISK_MAX * disk_bytes)
-    build.tell("packages", "unpacking layers", 0.5)
+    bytes_max = LAYERS_PER_DISK_MAX * disk_bytes
+    kind, path, tag = source.transport, source.path, source.tag
+    if path is None:
+        kind, path, tag = stored.LAYOUT, bundle / "layout", ""
+        _fetch(source, path, build, bytes_max)
+    build.tell("packages", f"unpacking {source}", 0.5)
     unpacked = bundle / "unpacked"
-    unpack: list[str | Path] = ["umoci", "unpack", "--image", f"{layout}:{_STAGED}", unpacked]
-    run_as_root(unpack, build, timeout_s=UNPACK_TIMEOUT_S)
-    folder = unpacked / "rootfs"
+    args = children.command("unpack", "--bytes-max", str(bytes_max), kind, path, tag, unpacked)
+
+    def start(hear: Callable[[str], None]) -> None:
+        run_as_root(args, build, timeout_s=UNPACK_TIMEOUT_S, on_line=hear)
+
+    try:
+        layers_bytes = int(children.told(build, start)["bytes"])
+    except BuildError as error:
+        raise BuildError(f"cannot unpack the image {source}: {error}", **error.context) from error
+    said = files.read_regular(unpacked / unpacking.CONFIG_NAME, CONFIG_BYTES_MAX)
+    folder = unpacked / unpacking.ROOTFS_NAME
     for name in MOUNT_POINTS:
         make_folder(folder, PurePosixPath("/") / name)
     build.tell("packages", "image unpacked", 1.0)
-    return folder, config, layers_bytes
+    return folder, parse_config(said), layers_bytes
 
 
-def check_layers(layout: Path, *, bytes_max: int, entries_max: int = ENTRIES_MAX) -> int:
-    """Return how many bytes the layers of the one image in `layout` say they hold.
+def _fetch(source: OciReference, layout: Path, build: Build, bytes_max: int) -> None:
+    """Copy a registry's image into a layout."""
+    reference = source.rest.removeprefix("//")
+    build.tell("packages", f"fetching {reference}", 0.0)
+    options = Access(source.insecure, source.auth_file).options()
+    limit = ("--bytes-max", str(bytes_max))
+    args = children.command("fetch", *options, *limit, reference, layout)
 
-    Raises:
-        BuildError: More than `bytes_max` bytes or `entries_max` names, or a damaged layer.
-    """
-    left_bytes, left_entries = bytes_max, entries_max
-    try:
-        for blob in _layers(layout):
-            with files.opened(blob) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
-                for member in archive:
-                    left_bytes -= member.size
-                    left_entries -= 1
-                    if left_bytes < 0:
-                        raise BuildError(f"the image's layers hold more than {bytes_max} bytes")
-                    if left_entries < 0:
-                        raise BuildError(f"the image's layers hold more than {entries_max} names")
-                    setattr(archive, "members", [])  # noqa: B010 - tarfile keeps them all, untyped
-    except (tarfile.TarError, HostError, EOFError, zlib.error, ValueError, KeyError) as error:
-        raise BuildError(f"a layer of the image is damaged: {error}") from error
-    return bytes_max - left_bytes
+    def start(hear: Callable[[str], None]) -> None:
+        environment = process.plain_environment()
+        build.run(args, timeout_s=FETCH_TIMEOUT_S, env=environment, on_line=hear)
 
-
-def _layers(layout: Path) -> list[Path]:
-    """Return the files of the layers in a layout that skopeo has written and checked."""
-    index = json.loads(files.read_all(layout / "index.json"))
-    manifest = json.loads(files.read_all(_blob(layout, index["manifests"][0])))
-    return [_blob(layout, layer) for layer in manifest["layers"]]
-
-
-def _blob(layout: Path, descriptor: dict[str, str]) -> Path:
-    algorithm, _, digest = descriptor["digest"].partition(":")
-    return layout / "blobs" / algorithm / digest
-
-
-def parse_config(data: bytes) -> OciConfig:
-    """Return what an image's configuration says.
-
-    Raises:
-        BuildError: It is no such configuration, or one for another machine.
-    """
-    try:
-        document = json.loads(data)
-        system, architecture = document["os"], document["architecture"]
-        settings: dict[str, Any] = document.get("config") or {}
-        env = dict(line.split("=", 1) for line in settings.get("Env") or [])
-        program = [_program(settings.get(name)) for name in ("Entrypoint", "Cmd")]
-        cwd, user = settings.get("WorkingDir") or "/", settings.get("User") or "root"
-        config = OciConfig(env, cwd, user, *program)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BuildError(f"the image's configuration is damaged: {error}") from error
-    if (system, architecture) != ("linux", "amd64"):
-        raise BuildError(f"the image is for {system} on {architecture}, not linux on amd64")
-    return config
-
-
-def _program(words: object) -> tuple[str, ...] | None:
-    """Return a program and its arguments; None for none.
-
-    Raises:
-        TypeError: It is something else.
-    """
-    if not words:
-        return None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise TypeError("a program is a list of strings")
-    return tuple(words)
+    children.told(build, start)

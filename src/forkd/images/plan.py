@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict
 from forkd.errors import BuildError
 from forkd.host import differences, files, folders
 from forkd.images import debian, keys, modules, oci, pip, rootfs
+from forkd.images.manifests import OciConfig
 from forkd.images.modules import PlannedModules
 from forkd.images.namespace import run_as_root
-from forkd.images.oci import OciConfig
 from forkd.images.recipe import DISK_MIB_DEFAULT, DebianSource
 from forkd.model.image import ImageConfig as ProgramConfig
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError
+from forkd.host import cells as host_cells
 from forkd.host import files, ownership, process
+from forkd.images import children
 from forkd.images.apart import BUILDER_PATHS
-from forkd.images.registries import explained, flags, resolve_command
+from forkd.images.manifests import is_digest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
     from forkd.images.apart import Cells
+    from forkd.images.registries import Access
     from forkd.images.steps import Build
 
 RESOLVE_TIMEOUT_S = 120.0
@@ -24,34 +30,40 @@ def resolve(reference: str, build: Build, cells: Cells | None) -> str:
     Args:
         reference: Which image.
         build: What it is a part of; it knows what the operator says of registries.
-        cells: Where the registry is asked; None for this very process.
+        cells: Where the registry is asked; None for a process without a cell.
 
     Raises:
         NotFound: The registry has no such image.
         BuildError: It does not answer, or not to us.
     """
     build.tell("resolve", f"asking for {reference}")
-    try:
-        manifest = _ask(reference, build, cells)
-    except BuildError as error:
-        raise explained(reference, error) from error
-    return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
-
-
-def _ask(reference: str, build: Build, cells: Cells | None) -> bytes:
-    registries = build.registries
-    insecure, auth_file = registries.is_insecure(reference), registries.auth_file
+    access = build.registries.access(reference)
     if cells is None:
-        command = resolve_command(reference, flags(insecure=insecure, auth_file=auth_file))
-        return build.run(command, timeout_s=RESOLVE_TIMEOUT_S).stdout
+        return _asked(_command(reference, access), build, None)
     with cells() as cell, files.scratch_folder("forkd-resolve-") as folder:
-        if auth_file is not None:
+        read: list[Path] = [*BUILDER_PATHS, *host_cells.python_paths()]
+        if access.auth_file is not None:
             copied = folder / "auth.json"
-            files.copy_sparse(auth_file, copied)
+            files.copy_sparse(access.auth_file, copied)
             ownership.give(copied, cell.uid)
-            auth_file = copied
-        asked = resolve_command(reference, flags(insecure=insecure, auth_file=auth_file))
-        read = BUILDER_PATHS if auth_file is None else (*BUILDER_PATHS, auth_file)
-        command = cell.command(asked, read=read, network=True)
+            access = replace(access, auth_file=copied)
+            read.append(copied)
+        command = cell.command(_command(reference, access), read=read, network=True)
         environment = process.plain_environment() | {"HOME": "/tmp"}  # noqa: S108 - the cell's
-        return build.run(command, timeout_s=RESOLVE_TIMEOUT_S, env=environment).stdout
+        return _asked(command, build, environment)
+
+
+def _command(reference: str, access: Access) -> tuple[str | Path, ...]:
+    return children.command("resolve", *access.options(), reference)
+
+
+def _asked(
+    command: Sequence[str | Path], build: Build, environment: Mapping[str, str] | None
+) -> str:
+    def start(hear: Callable[[str], None]) -> None:
+        build.run(command, timeout_s=RESOLVE_TIMEOUT_S, env=environment, on_line=hear)
+
+    digest = children.told(build, start).get("digest")
+    if not is_digest(digest):
+        raise BuildError("what was asked for the image's digest has answered with something else")
+    return str(digest)

@@ -49,7 +49,7 @@ class Registry(client.Registry):
             "pack",
             (MANIFEST_TYPE,),
             login,
-            trust=Trust.PLAIN if plain_http else Trust.TLS,
+            trust=Trust.PLAIN if plain_http or reference.is_loopback else Trust.TLS,
             explain=_explained,
             transport=transport,
         )

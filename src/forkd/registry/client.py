@@ -87,16 +87,16 @@ class Fault:
 
 
 class Trust(Enum):
-    """How a registry is asked that is not on this host."""
+    """How a registry is asked."""
 
     TLS = auto()
     """Over TLS, with a certificate of an authority that this host knows."""
 
     PLAIN = auto()
-    """Over HTTP; as are those on this host."""
+    """Over HTTP."""
 
     ANY = auto()
-    """Over TLS with any certificate, or else over HTTP; as are those on this host."""
+    """Over TLS with any certificate, or else over HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +150,19 @@ class Registry:
         self._accept = accept
         self._login = login
         self._explain = explain
-        self._plain_asked = trust is not Trust.TLS
+        self._plain_asked = trust is not Trust.TLS and not reference.is_loopback
         self._authorization: str | None = None
-        self._client = httpx.Client(
-            timeout=limits.REGISTRY_TIMEOUT_S,
-            max_redirects=limits.REDIRECTS_MAX,
-            transport=transport,
-            verify=_certificates(trust),
-        )
-        self._plain = False
-        if trust is Trust.ANY:
-            self._plain = not self._speaks_tls()
-        elif trust is Trust.PLAIN or reference.is_loopback:
-            self._plain = True
+        try:
+            self._client = httpx.Client(
+                timeout=limits.REGISTRY_TIMEOUT_S,
+                max_redirects=limits.REDIRECTS_MAX,
+                transport=transport,
+                verify=_certificates(trust),
+            )
+        except (ValueError, ImportError) as error:
+            text = f"cannot reach {reference.registry}: a proxy of the environment is unusable: "
+            raise self._fault(Kind.FAILED, f"{text}{error}") from None
+        self._plain = trust is Trust.PLAIN or (trust is Trust.ANY and not self._speaks_tls())
         self._origin = f"{'http' if self._plain else 'https'}://{reference.host}"
         self._base = f"{self._origin}/v2/{reference.repository}/"
 
