@@ -70,7 +70,7 @@ Maintainer: {maintainer}
 Installed-Size: {size_kib}
 Pre-Depends: init-system-helpers (>= 1.54~)
 Depends: python3, python{python}, libc6 (>= 2.36), passwd, nftables, e2fsprogs
-Recommends: mmdebstrap, skopeo
+Recommends: mmdebstrap
 Suggests: qemu-system-x86
 Section: admin
 Priority: optional

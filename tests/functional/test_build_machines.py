@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     REAL,
-    pytest.mark.needs("skopeo", "umoci"),
     pytest.mark.timeout(900),
     pytest.mark.soak(only=True),  # over the fake VMM: test_build.py
 ]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forkd.images.builder import Rootfs
     from forkd.images.recipe import Recipe
 
-pytestmark = [pytest.mark.needs("skopeo", "umoci"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.timeout(120)]
 
 WHEEL = {
     "tool.py": b"answer = 42\n",

@@ -71,7 +71,6 @@ def built(folder: Path, cache: Cache, events: list[Progress] | None = None) -> B
     return build(folder, cache=cache, agent=None, progress=progress)
 
 
-@pytest.mark.needs("skopeo", "umoci")
 def test_an_unchanged_recipe_is_not_built_again_and_a_changed_one_is(
     recipe_folder: Path, tmp_path: Path
 ) -> None:
@@ -91,7 +90,6 @@ def test_an_unchanged_recipe_is_not_built_again_and_a_changed_one_is(
     assert changed.image.key != first.image.key
 
 
-@pytest.mark.needs("skopeo", "umoci")
 def test_the_image_says_what_it_is_and_its_file_system_is_sound(
     recipe_folder: Path, tmp_path: Path
 ) -> None:
@@ -108,7 +106,6 @@ def test_the_image_says_what_it_is_and_its_file_system_is_sound(
     ]
 
 
-@pytest.mark.needs("skopeo", "umoci")
 def test_what_was_built_says_which_kernel_by_its_digest(
     recipe_folder: Path, tmp_path: Path
 ) -> None:
@@ -136,7 +133,6 @@ def test_two_builders_of_one_image_build_it_once(recipe_folder: Path, tmp_path: 
     assert sum(event.message.endswith("from the cache") for event in events) == 3
 
 
-@pytest.mark.needs("skopeo", "umoci")
 def test_a_killed_builder_leaves_only_what_the_next_one_removes(
     recipe_folder: Path, tmp_path: Path
 ) -> None:
@@ -157,7 +153,6 @@ def test_a_killed_builder_leaves_only_what_the_next_one_removes(
     assert [each.name for each in cache.images.iterdir()] == [image.key]
 
 
-@pytest.mark.needs("skopeo", "umoci")
 def test_a_cancelled_build_leaves_nothing(recipe_folder: Path, tmp_path: Path) -> None:
     cache = Cache.open(tmp_path / "cache")
 
@@ -173,7 +168,6 @@ def test_a_cancelled_build_leaves_nothing(recipe_folder: Path, tmp_path: Path) -
     assert list(cache.images.iterdir()) == []
 
 
-@pytest.mark.needs("skopeo", "umoci")
 def test_files_that_change_while_they_are_built_in_are_refused(
     recipe_folder: Path, tmp_path: Path
 ) -> None:

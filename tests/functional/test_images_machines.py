@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forkd.model.ids import Tag
     from forkd.service.host import Host
 
-pytestmark = [REAL, pytest.mark.needs("skopeo", "umoci"), pytest.mark.timeout(300)]
+pytestmark = [REAL, pytest.mark.timeout(300)]
 
 BUSYBOX = Path("/bin/busybox")
 """Static, so that it is a whole image."""

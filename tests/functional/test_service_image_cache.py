@@ -122,7 +122,7 @@ async def world(fake_host: FakeHost, registry: Registry, tmp_path: Path) -> Asyn
         yield World(fake_host, host, registry, tmp_path)
 
 
-needs_registry = pytest.mark.needs("skopeo", "umoci", "docker-registry")
+needs_registry = pytest.mark.needs("docker-registry")
 pytestmark = [needs_registry, pytest.mark.timeout(120)]
 
 

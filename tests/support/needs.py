@@ -138,7 +138,6 @@ PROBES: dict[str, Callable[[], bool]] = {
     "systemd": has_program("/usr/lib/systemd/systemd"),
     "systemd-analyze": has_program("systemd-analyze"),
     "runc": has_program("runc"),
-    "skopeo": has_program("skopeo"),
     "umoci": has_program("umoci"),
     "docker-registry": has_program("docker-registry"),
     "prometheus": has_program("prometheus"),

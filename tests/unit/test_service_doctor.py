@@ -283,5 +283,5 @@ def test_the_doctor_says_who_may_use_forkd() -> None:
 def test_tools_are_named_as_the_distribution_calls_them() -> None:
     without = replace(GOOD, installed=frozenset(), package_manager="zypper")
 
-    assert check(without, "images from OCI").advice == "zypper install skopeo umoci"
+    assert check(without, "images from OCI").advice == "zypper install e2fsprogs kmod"
     assert check(without, "process limits").advice == "zypper install util-linux"

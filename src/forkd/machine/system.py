@@ -23,7 +23,6 @@ SYSTEM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ETC = (
     "alternatives", "apt/apt.conf.d", "apt/keyrings", "apt/preferences.d", "apt/sources.list",
     "apt/sources.list.d", "apt/trusted.gpg", "apt/trusted.gpg.d", "ca-certificates/extracted",
-    "containers/policy.json", "containers/registries.conf", "containers/registries.conf.d",
     "debian_version", "dpkg", "ethertypes", "group", "iproute2", "ld.so.cache", "ld.so.conf",
     "ld.so.conf.d", "localtime", "login.defs", "mke2fs.conf", "nsswitch.conf", "os-release",
     "passwd", "pip.conf", "pki/ca-trust/extracted", "pki/tls/certs", "protocols", "rpc", "services",

@@ -72,7 +72,7 @@ DISK_GOOD_MIB, DISK_LEAST_MIB = 10_240, 3072
 CONTROLLERS = ("cpu", "memory", "pids")
 
 BUILDERS = ("mmdebstrap", "mke2fs", "depmod")
-OCI_TOOLS = ("skopeo", "umoci")
+OCI_TOOLS = ("mke2fs", "depmod")
 X86_64_V3 = frozenset(
     (
         "abm",
