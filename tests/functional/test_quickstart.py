@@ -19,6 +19,8 @@ import pytest
 from forkd.machine.kernel import default_cache
 from tests.support import fresh_root
 from tests.support.docs import ROOT
+from tests.support.ext4 import read
+from tests.support.oci import folder, regular, write_layout
 from tests.support.wheels import built
 
 if TYPE_CHECKING:
@@ -36,6 +38,23 @@ FORKD = f"{ENVIRONMENT}/bin/forkd"
 
 DOCTOR_NAMES = ("qemu-system-x86", "busybox-static", "kmod", "mmdebstrap")
 """The packages that `forkd doctor` names in a root with Python only."""
+
+CACHE = "/root/.cache/forkd"
+
+BUILD = f"{ENVIRONMENT}/bin/python -m forkd.images build"
+
+WITHOUT_APT = (
+    "/usr/bin/apt* /usr/bin/dpkg* /usr/sbin/dpkg* /usr/lib/apt /usr/lib/dpkg /usr/share/dpkg "
+    "/etc/apt /etc/dpkg /var/lib/apt /var/lib/dpkg /var/cache/apt"
+)
+"""What makes a root one of Debian's package manager."""
+
+RECIPE = """\
+name = "layout"
+
+[image]
+oci = "layout"
+"""
 
 BY_XDG = {"/root/.cache", "/root/.config", "/root/.local", "/root/.local/state"}
 """Folders that programs make for their own below them, and that nobody removes."""
@@ -128,6 +147,35 @@ def test_what_is_missing_is_named_with_its_packages_and_nothing_is_changed(wheel
         assert [each for each in DOCTOR_NAMES if each not in named] == []
         assert "Traceback" not in done.stderr
         assert root.written() - before - BY_XDG == set()
+
+
+@pytest.mark.soak(only=True)
+def test_an_oci_layout_is_built_where_there_is_neither_apt_nor_dpkg(wheel: Path) -> None:
+    """What doctor names for images of OCI is there, as another distribution would have it."""
+    write_layout(
+        wheel.parent / "recipe" / "layout",
+        [[folder("bin"), regular("bin/hello", b"one")], [regular("bin/hello", b"two", mode=0o755)]],
+        {"Env": ["GREETING=hello"]},
+    )
+    (wheel.parent / "recipe" / "recipe.toml").write_text(RECIPE)
+    with fresh(wheel, ("kmod",), "bookworm") as root:
+        root.check(f"rm -rf {WITHOUT_APT}")
+        assert root.run("apt-get --version").returncode == root.run("dpkg -l").returncode == 127
+        checks = json.loads(root.run(f"{FORKD} doctor --json").stdout)
+        before, temporary = root.written(), root.check("ls -A /tmp")
+
+        built = root.check(f"{BUILD} {wheel.parent}/recipe --json").splitlines()[-1]
+
+        image = Path(json.loads(built)["rootfs"])
+        root.check(f"cp --sparse=always {image} {wheel.parent}/rootfs.ext4")
+        left = {each for each in root.written() - before if not f"{each}/".startswith(f"{CACHE}/")}
+        cached = root.check(f"ls -A {CACHE}/images {image.parent}").split()
+        assert root.check("ls -A /tmp") == temporary
+    assert [each["status"] for each in checks if each["name"] == "images from OCI"] == ["PASS"]
+    assert read(wheel.parent / "rootfs.ext4", "/bin/hello") == b"two"
+    assert left - BY_XDG == set()
+    named = sorted(each for each in cached if "/" not in each)
+    assert named == sorted([image.parent.name, "image.json", "manifest.json", "rootfs.ext4"])
 
 
 def test_nobody_to_ask_is_an_error_that_says_how_to_go_on(tmp_path: Path) -> None:
