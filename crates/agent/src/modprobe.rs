@@ -7,14 +7,15 @@
 //! configuration (`/etc/modprobe.d`) and removes nothing.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
-use nix::sys::stat::{Mode, SFlag, makedev, mknod, umask};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use crate::log;
 
@@ -38,16 +39,32 @@ pub fn prepare(helper: &str) {
     {
         log::line(&format!("{HELPER_SETTING}: {error}"));
     }
+    make_nodes();
+    open_to_everybody(Path::new("/dev"));
+}
+
+fn make_nodes() {
     let Ok(folder) = folder() else { return };
     // An image without modules has no nodes that would load them.
     let Ok(table) = fs::read_to_string(folder.join("modules.devname")) else { return };
-    let mask = umask(Mode::empty());
     for node in table.lines().filter_map(Node::parse) {
         if let Err(error) = node.make() {
             log::line(&format!("/dev/{}: {error}", node.name));
         }
     }
-    umask(mask);
+}
+
+/// The kernel makes the nodes of what is built in, for root alone: FUSE from 6.12 on in Debian.
+fn open_to_everybody(devices: &Path) {
+    for name in FOR_EVERYBODY {
+        let path = devices.join(name);
+        if let Err(error) = fs::set_permissions(&path, Permissions::from_mode(0o666))
+            // A kernel without it.
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            log::line(&format!("{}: {error}", path.display()));
+        }
+    }
 }
 
 /// A line of `modules.devname`: `fuse fuse c10:229`.
@@ -77,9 +94,8 @@ impl<'a> Node<'a> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        let mode = if FOR_EVERYBODY.contains(&self.name) { 0o666 } else { 0o600 };
         let device = makedev(self.major, self.minor);
-        match mknod(&path, self.kind, Mode::from_bits_truncate(mode), device) {
+        match mknod(&path, self.kind, Mode::S_IRUSR | Mode::S_IWUSR, device) {
             // Of a module that is loaded or built in.
             Ok(()) | Err(Errno::EEXIST) => Ok(()),
             Err(errno) => Err(errno.into()),
@@ -334,6 +350,22 @@ mod tests {
         ] {
             assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), right, "{pattern} {text}");
         }
+    }
+
+    #[test]
+    fn what_everybody_may_open_is_so_also_if_the_kernel_has_made_it_or_has_it_not() {
+        let devices = std::env::temp_dir().join(format!("forkd-nodes-{}", std::process::id()));
+        fs::create_dir(&devices).unwrap();
+        for name in ["fuse", "kmsg"] {
+            let node = File::create(devices.join(name)).unwrap();
+            node.set_permissions(Permissions::from_mode(0o600)).unwrap();
+        }
+
+        open_to_everybody(&devices);
+
+        let mode = |name| fs::metadata(devices.join(name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!([mode("fuse"), mode("kmsg")], [0o666, 0o600]);
+        fs::remove_dir_all(devices).unwrap();
     }
 
     #[test]
