@@ -39,8 +39,9 @@ from forkd.images.kernel import newest_cached, series_of
 from forkd.images.layout import Cache
 from forkd.service import jail_trial, packages, processors, rootless, tuning_checks
 from forkd.service.cells import Cells
+from forkd.service.jail_trial import CONTAINER_PAGE
 from forkd.service.setup import access, situation
-from forkd.service.tuning_checks import CONTAINER_PAGE, SETUP
+from forkd.service.tuning_checks import SETUP
 
 if TYPE_CHECKING:
     from pathlib import Path

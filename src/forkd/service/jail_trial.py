@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 TRY_TIMEOUT_S = 30.0
 """Time in which a process jails itself and ends; it takes milliseconds on an idle host."""
 
+CONTAINER_PAGE = "docs/howto/run-in-a-container.md"
+"""The page that says what a container needs."""
+
 ADVICE = (
-    "the jail needs root's right to make namespaces and users (CAP_SYS_ADMIN), which a container "
-    "has with --privileged; FORKD_JAIL=off runs machines without one, as the daemon's user"
+    "the jail needs root's rights to make namespaces, mounts and users, which a container has with "
+    f"--privileged, or as {CONTAINER_PAGE} says; FORKD_JAIL=off runs machines without a jail, as "
+    "the daemon's user"
 )
 """What such a jail takes."""
 

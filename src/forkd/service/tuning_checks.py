@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from forkd.checks import Check, Status
 from forkd.host import tuning
+from forkd.service.jail_trial import CONTAINER_PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,9 +30,6 @@ LOST_BELOW = (
 
 SETUP = "`sudo forkd host setup`"
 """What sets a host up, and can be taken back."""
-
-CONTAINER_PAGE = "docs/howto/run-in-a-container.md"
-"""The page that says what a container needs."""
 
 
 def judge(
