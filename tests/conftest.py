@@ -11,6 +11,7 @@ pytest_plugins = [
     "tests.support.cli",
     "tests.support.real_host",
     "tests.support.bakes",
+    "tests.support.container_image",
     "tests.support.service_host",
     "tests.support.web",
     "tests.support.fault_trial",

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import uuid
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -28,6 +28,7 @@ from forkd.errors import BuildError, ForkdError
 from forkd.machine import Machine, Share
 from forkd.machine.build import build_image
 from tests.machine import recipes
+from tests.support import container_image
 from tests.support.real_host import RECIPES, SOAK_RECIPES
 from tools import in_machine
 
@@ -61,7 +62,7 @@ def main() -> int:
     # A machine that was booted for this run ends with it, also if somebody ends us.
     signal.signal(signal.SIGTERM, end)
     try:
-        build_images(needed_recipes(pytest_arguments))
+        build_images(needed_images(pytest_arguments))
         in_machine.compile_sources()
         with chosen_machine(options) as machine:
             if options.claims is not None:
@@ -78,25 +79,41 @@ def end(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def needed_recipes(pytest_arguments: list[str]) -> Iterable[Path]:
-    """Return the recipes that tests bake: in a soak those of the tests that are selected alone."""
+@dataclass(frozen=True, slots=True)
+class Images:
+    """What is built before the machine boots.
+
+    Attributes:
+        recipes: Whose images.
+        container: Whether the container image is among it.
+    """
+
+    recipes: Iterable[Path]
+    container: bool = False
+
+
+def needed_images(pytest_arguments: list[str]) -> Images:
+    """Return the images that tests need: in a soak those of the tests that are selected alone."""
     if not {"--soak", "--long"} & set(pytest_arguments):
-        return RECIPES
+        return Images(RECIPES)
     options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-p", recipes.__name__]
     done = subprocess.run(  # noqa: S603 - our own
         [sys.executable, "-m", "pytest", *options, *pytest_arguments],
         cwd=in_machine.ROOT, stdout=subprocess.PIPE, text=True, check=False,
     )  # fmt: skip
     if done.returncode != 0:  # what cannot be collected fails inside, too, and says why
-        return SOAK_RECIPES
+        return Images(SOAK_RECIPES)
     lines = done.stdout.splitlines()
     names = {each.removeprefix(recipes.LINE) for each in lines if each.startswith(recipes.LINE)}
-    return [each for each in SOAK_RECIPES if each.name in names]
+    baked = [each for each in SOAK_RECIPES if each.name in names]
+    return Images(baked, container=recipes.CONTAINER in lines)
 
 
-def build_images(wanted: Iterable[Path]) -> None:
+def build_images(wanted: Images) -> None:
     """Have the images that tests boot in the cache; whoever boots one that is missing fails."""
-    for recipe in wanted:
+    if wanted.container:
+        container_image.built()
+    for recipe in wanted.recipes:
         try:
             build_image(recipe, lambda _: None)
         except BuildError as error:

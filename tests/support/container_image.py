@@ -3,6 +3,9 @@
 The Dockerfile is read by `forkd build`'s own reader, so no step of it is written down a second
 time.  Its base is made from Debian's packages.  What the steps before the first COPY leave is kept,
 and so is the whole until the wheel or the Dockerfile changes.
+
+In the helper machine, which has no network, it is the one that was made last on the host outside:
+`tests.machine.run` makes it before the machine boots.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from forkd.sdk._dockerfile.context import Context
 from forkd.sdk._dockerfile.plan import Base, RunAction, StagePlan, Wish, plan
 from forkd.sdk._dockerfile.settings import Config
 from forkd.sdk._dockerfile.stages import parse
-from tests.support import fresh_root, wheels
+from tests.support import fresh_root, needs, wheels
 from tests.support.docs import ROOT
 
 if TYPE_CHECKING:
@@ -31,6 +36,9 @@ DOCKERFILE = ROOT / "packaging/container/Dockerfile"
 
 RELEASES = {"debian:bookworm-slim": "bookworm"}
 """Debian's releases, by the base images that have nothing else in them."""
+
+NAME = "container"
+"""What folders of images are called, before their keys."""
 
 STEP_TIMEOUT_S = 900
 
@@ -79,12 +87,35 @@ def made(wheel: Path) -> ContainerImage:
     """
     stage = planned(wheel.parent)
     assert isinstance(stage.base, Base)
-    folder = _folder("container", stage.key)
+    folder = _folder(NAME, stage.key)
     if not folder.is_dir():
         before = [each for each in stage.steps if _is_alone(stage, each)]
         after = stage.steps[len(before) :]
-        _keep("container", folder, _under(stage.base, before), after, wheel.parent)
+        _keep(NAME, folder, _under(stage.base, before), after, wheel.parent)
     return ContainerImage(folder, stage.config)
+
+
+def built() -> ContainerImage:
+    """Return the image of this checkout's wheel, made if need be."""
+    with tempfile.TemporaryDirectory() as folder:
+        return made(wheels.built("platform", Path(folder)))
+
+
+def made_before() -> ContainerImage:
+    """Return the image that was made last; nothing is made.
+
+    Raises:
+        AssertionError: There is none.
+    """
+    found = [each for each in fresh_root.CACHE.glob(f"{NAME}_*") if each.suffix != ".partial"]
+    assert len(found) == 1, f"{found}: one image is made by `tests.machine.run`, outside"
+    return ContainerImage(found[0], config())
+
+
+@pytest.fixture(scope="session")
+def container_image() -> ContainerImage:
+    """The image of this checkout's wheel."""
+    return made_before() if needs.PROBES["helper"]() else built()
 
 
 def config() -> Config:
@@ -156,8 +187,7 @@ def _checked(*command: str | Path) -> None:
 
 def main() -> None:
     """Make the image of this checkout's wheel."""
-    with tempfile.TemporaryDirectory() as folder:
-        sys.stdout.write(f"{made(wheels.built('platform', Path(folder))).root}\n")
+    sys.stdout.write(f"{built().root}\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.machine.recipes import baked_by
+from tests.machine.recipes import baked_by, runs_container_image
 from tests.support.real_host import POSTGRESQL, RECIPE, RECIPES, SOAK_RECIPES, WARMED
 
 REDIS = next(each for each in WARMED if each.name == "redis")
@@ -30,3 +30,12 @@ def test_a_test_bakes_what_its_module_or_a_parameter_names(
 
     assert baked_by(item) == {*RECIPES, *more}  # type: ignore[arg-type]  # as much as is looked at
     assert set(SOAK_RECIPES) >= {*RECIPES, *more}
+
+
+@pytest.mark.parametrize(("fixtures", "runs"), [([], False), (["container_image", "bakes"], True)])
+def test_a_test_runs_the_container_image_if_it_asks_for_it(
+    fixtures: list[str], *, runs: bool
+) -> None:
+    item = SimpleNamespace(fixturenames=fixtures)
+
+    assert runs_container_image(item) is runs  # type: ignore[arg-type]  # as much as is looked at
