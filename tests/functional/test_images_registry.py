@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from forkd import programs
 from forkd.errors import BuildError, NotFound
@@ -23,6 +24,7 @@ from forkd.service import build_network
 from forkd.service.build_network import BuildNetwork
 from forkd.service.cells import Cells
 from forkd.service.jail import UidRange
+from tests.support import certificates
 from tests.support import registry as registries
 from tests.support.ext4 import read
 from tests.support.hostile_package import cells
@@ -115,6 +117,27 @@ def test_plain_http_is_refused_unless_the_operator_allows_it(
         build(tmp_path, reference)
 
     assert build(tmp_path, reference, Registries(frozenset({registry.host}))) == b"one"
+
+
+def test_a_certificate_is_believed_if_this_host_or_the_operator_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageReference, "is_loopback", False)
+    authority = certificates.root()
+    tmp_path.chmod(0o755)
+    (tmp_path / "authority.pem").write_bytes(authority.certificate.public_bytes(Encoding.PEM))
+    (tmp_path / "registry").mkdir()
+    tls = authority.sign("registry").write(tmp_path, "registry")
+    with registries.running(tmp_path / "registry", tls=tls) as registry:
+        reference = registry.push(image(tmp_path, b"one"), "team/app:1.0")
+
+        with pytest.raises(BuildError, match=r"certificate.* FORKD_REGISTRIES_INSECURE"):
+            build(tmp_path / "none", reference)
+
+        insecure = Registries(frozenset({registry.host}))
+        assert build(tmp_path / "insecure", reference, insecure) == b"one"
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+        assert build(tmp_path / "believed", reference) == b"one"
 
 
 def test_a_registry_that_wants_credentials_gets_those_of_the_operator(tmp_path: Path) -> None:

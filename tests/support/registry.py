@@ -31,7 +31,7 @@ CONFIG = """
 version: 0.1
 log: {{accesslog: {{disabled: true}}, level: info}}
 storage: {{filesystem: {{rootdirectory: {folder}/stored}}, delete: {{enabled: true}}}}
-http: {{addr: "127.0.0.1:0"}}
+http: {{addr: "127.0.0.1:0"{tls}}}
 """
 
 
@@ -68,9 +68,18 @@ class Registry:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *, private: bool = False) -> Iterator[Registry]:
-    """Run a registry for the block; a private one wants `USER` and `PASSWORD`."""
-    config = CONFIG.format(folder=folder)
+def running(
+    folder: Path, *, private: bool = False, tls: tuple[Path, Path] | None = None
+) -> Iterator[Registry]:
+    """Run a registry for the block.
+
+    Args:
+        folder: Where it keeps what it has.
+        private: Whether it wants `USER` and `PASSWORD`.
+        tls: Its certificate and the key of that; None for plain HTTP.
+    """
+    spoken = "" if tls is None else f", tls: {{certificate: {tls[0]}, key: {tls[1]}}}"
+    config = CONFIG.format(folder=folder, tls=spoken)
     if private:
         (folder / "htpasswd").write_text(HTPASSWD)
         config += f"auth: {{htpasswd: {{realm: test, path: {folder}/htpasswd}}}}\n"

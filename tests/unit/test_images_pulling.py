@@ -205,6 +205,18 @@ def test_a_proxy_that_cannot_be_used_is_an_error(monkeypatch: pytest.MonkeyPatch
         pulling.digest_now(str(IMAGE), OPEN)
 
 
+def test_authorities_that_cannot_be_read_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "no.pem").write_text("no certificate")
+    for name in ("none.pem", "no.pem"):
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / name))
+        with pytest.raises(
+            BuildError, match=r"cannot reach hub\.example: SSL_CERT_FILE .* unusable"
+        ):
+            pulling.digest_now(str(IMAGE), OPEN)
+
+
 @pytest.mark.parametrize("speaks_tls", [True, False])
 def test_an_insecure_registry_is_asked_over_tls_if_it_speaks_that(*, speaks_tls: bool) -> None:
     asked: list[str] = []

@@ -82,7 +82,7 @@ class Cell:
             write: Folders in which it writes; their owner is `uid`.
             network: Whether it has the host's network.
         """
-        more = NETWORK_PATHS if network else ()
+        more = (*NETWORK_PATHS, *_certificates()) if network else ()
         config: dict[str, object] = {
             "read": sorted({str(path) for path in (*PROGRAM_PATHS, *more, *read)}),
             "write": sorted(map(str, write)),
@@ -132,6 +132,12 @@ class Cell:
                     raise HostError(f"process {pid} in a cell survives SIGKILL", pid=pid)
             finally:
                 os.close(pidfd)
+
+
+def _certificates() -> list[Path]:
+    """Return the authorities that this process was told to believe, as its children are."""
+    named = (Path(os.environ.get(each, "")) for each in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
+    return [path for path in named if path.is_absolute()]
 
 
 def _all_processes() -> list[int]:

@@ -152,19 +152,25 @@ class Registry:
         self._explain = explain
         self._plain_asked = trust is not Trust.TLS and not reference.is_loopback
         self._authorization: str | None = None
+        self._client = self._made(trust, transport)
+        self._plain = trust is Trust.PLAIN or (trust is Trust.ANY and not self._speaks_tls())
+        self._origin = f"{'http' if self._plain else 'https'}://{reference.host}"
+        self._base = f"{self._origin}/v2/{reference.repository}/"
+
+    def _made(self, trust: Trust, transport: httpx.BaseTransport | None) -> httpx.Client:
         try:
-            self._client = httpx.Client(
+            return httpx.Client(
                 timeout=limits.REGISTRY_TIMEOUT_S,
                 max_redirects=limits.REDIRECTS_MAX,
                 transport=transport,
                 verify=_certificates(trust),
             )
+        except OSError as error:
+            what, reason = "SSL_CERT_FILE or SSL_CERT_DIR is", error.strerror or str(error)
         except (ValueError, ImportError) as error:
-            text = f"cannot reach {reference.registry}: a proxy of the environment is unusable: "
-            raise self._fault(Kind.FAILED, f"{text}{error}") from None
-        self._plain = trust is Trust.PLAIN or (trust is Trust.ANY and not self._speaks_tls())
-        self._origin = f"{'http' if self._plain else 'https'}://{reference.host}"
-        self._base = f"{self._origin}/v2/{reference.repository}/"
+            what, reason = "a proxy of the environment is", str(error)
+        registry = self._reference.registry
+        raise self._fault(Kind.FAILED, f"cannot reach {registry}: {what} unusable: {reason}")
 
     def __enter__(self) -> Self:
         return self
