@@ -180,6 +180,14 @@ def test_a_hard_link_to_what_is_not_there_is_refused(target: str) -> None:
         laid([folder("d"), file("a"), hardlink("l", target)])
 
 
+def test_a_hard_link_to_what_it_replaces_is_refused() -> None:
+    for target in ("a", "a/b"):
+        with pytest.raises(
+            BuildError, match=f"'a' is a hard link to '{target}', which is not there"
+        ):
+            laid([file(target), hardlink("a", target)])
+
+
 def test_a_hard_link_to_a_folder_is_refused() -> None:
     with pytest.raises(BuildError, match="'l' is a hard link to 'd', which is a folder"):
         laid([folder("d"), hardlink("l", "d")])

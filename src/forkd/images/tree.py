@@ -108,6 +108,7 @@ class Tree:
                 return
             made: _Leaf | _Folder = _Folder(member.attributes)
         elif member.kind is Kind.HARDLINK:
+            folder.children.pop(name, None)  # it cannot lead to what it replaces
             made = self._linked(member)
         else:
             made = _Leaf(member.kind, member.attributes, number, member.link, member.device)
