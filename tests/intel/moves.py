@@ -21,7 +21,7 @@ from tests.functional.test_moved_machines import FROM, PACK, TO
 from tests.intel import bochs
 from tests.intel.machine import RESULTS, Job, run_job
 from tests.intel.run import BUILD, end, images, script, show
-from tests.machine.run import build_images, fresh_machine
+from tests.machine.run import Images, build_images, fresh_machine
 from tests.support.real_host import RECIPES
 from tools import in_machine, trixie
 
@@ -37,7 +37,7 @@ def main() -> int:
     """Run the tests in the three machines; return the first exit status that is not 0."""
     signal.signal(signal.SIGTERM, end)
     in_machine.compile_sources()
-    build_images(RECIPES)
+    build_images(Images(RECIPES))
     # Where the helper machine sees it.
     with tempfile.TemporaryDirectory(prefix="test-moves-", dir=tempfile.gettempdir()) as name:
         packs = {kind: Path(name) / kind for kind in ("amd", "intel")}
