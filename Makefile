@@ -137,11 +137,12 @@ test-native: build test-setup ## Tests that this host can run; K=word selects
 OF_MACHINES := --needing kvm,cgroup2,io,pre-fault,helper tests/functional tests/security
 
 # KERNEL=6.12 boots the machine with that kernel, GUEST_KERNEL=6.12 its guests; QEMU=10 runs it in Debian 13's QEMU.
-# Such a machine is fresh.
+# CPUS=8 gives it so many processors, POSSIBLE_CPUS=128 makes room for more.  Such a machine is fresh.
 test-machine: build test-setup ## Tests of machines, in the helper machine; K=word selects, ARGS=… others, KERNEL=6.12 boots it
 	@$(if $(QEMU),qemu=$$($(BIN)/python -m tools.qemu $(QEMU)) && export FORKD_MACHINE_QEMU="$$qemu" &&) \
 		$(if $(KERNEL),FORKD_MACHINE_KERNEL=$(KERNEL)) $(if $(GUEST_KERNEL),FORKD_KERNEL=$(GUEST_KERNEL)) \
-		$(BIN)/python -m tests.machine.run $(if $(KERNEL)$(GUEST_KERNEL)$(QEMU),--fresh) $(if $(K),-k '$(K)') $(or $(ARGS),$(OF_MACHINES))
+		$(BIN)/python -m tests.machine.run $(if $(KERNEL)$(GUEST_KERNEL)$(QEMU)$(CPUS)$(POSSIBLE_CPUS),--fresh) \
+		$(if $(CPUS),--cpus $(CPUS)) $(if $(POSSIBLE_CPUS),--possible-cpus $(POSSIBLE_CPUS)) $(if $(K),-k '$(K)') $(or $(ARGS),$(OF_MACHINES))
 
 # What depends on the kind of processor: its registers, timers and clocks, and the calls that are allowed.
 ON_INTEL := $(addprefix tests/functional/test_,vmm.py branch_vmm.py fork_processor.py branch_reset.py \

@@ -57,8 +57,12 @@ def main() -> int:
     where.add_argument("--fresh", action="store_true", help="boot a machine for this run alone")
     where.add_argument("--claims", type=Path, help="so, and run what no other machine has claimed")
     parser.add_argument("--sharers", type=int, default=1, help="machines that share the memory")
+    parser.add_argument("--cpus", type=int, help="of a machine for this run alone")
+    parser.add_argument("--possible-cpus", type=int, help="that its kernel makes room for")
     parser.add_argument("--junit", type=Path, help="where the JUnit file goes")
     options, pytest_arguments = parser.parse_known_args()
+    if not options.fresh and not options.cpus is options.possible_cpus is None:
+        parser.error("--cpus and --possible-cpus are for a machine of --fresh")
     # A machine that was booted for this run ends with it, also if somebody ends us.
     signal.signal(signal.SIGTERM, end)
     try:
@@ -125,7 +129,9 @@ def chosen_machine(options: argparse.Namespace) -> AbstractContextManager[Machin
     if options.claims is not None:
         claims = Share(options.claims.resolve(), CLAIMS, writable=True)
         return fresh_machine(options.sharers, (claims,))
-    return fresh_machine() if options.fresh else development_machine()
+    if options.fresh:
+        return fresh_machine(cpus=options.cpus, possible_cpus=options.possible_cpus)
+    return development_machine()
 
 
 @contextmanager
@@ -135,7 +141,13 @@ def development_machine() -> Iterator[Machine]:
 
 
 @contextmanager
-def fresh_machine(sharers: int = 1, shares: tuple[Share, ...] = ()) -> Iterator[Machine]:
+def fresh_machine(
+    sharers: int = 1,
+    shares: tuple[Share, ...] = (),
+    *,
+    cpus: int | None = None,
+    possible_cpus: int | None = None,
+) -> Iterator[Machine]:
     """Boot a machine that nothing has touched; it is gone afterwards, its disk too.
 
     It has its part of the memory that `sharers` such machines may have together.
@@ -144,7 +156,9 @@ def fresh_machine(sharers: int = 1, shares: tuple[Share, ...] = ()) -> Iterator[
     with tempfile.TemporaryDirectory(prefix="test-machine-") as folder:
         config = in_machine.checkout_config(changing=False)
         memory_mib = config.memory_mib // sharers
-        config = replace(config, memory_mib=memory_mib, shares=(*config.shares, *shares))
+        shares = (*config.shares, *shares)
+        config = replace(config, memory_mib=memory_mib, shares=shares)
+        config = replace(config, cpus=cpus, possible_cpus=possible_cpus)
         machine = Machine.start(Path(folder), config, progress=in_machine.say)
         try:
             yield machine
