@@ -14,7 +14,20 @@ from forkd.host.rlimits import PRLIMIT
 from forkd.service import packages
 from forkd.service.doctor import BUILDERS, OCI_TOOLS
 from tests.support.container_image import DOCKERFILE, RELEASES, config
-from tests.support.container_kinds import KINDS, USER, row
+from tests.support.container_kinds import (
+    CONNECTED,
+    FOR_NETWORKS,
+    KINDS,
+    LIMITED,
+    NEEDED,
+    NEEDED_LATER,
+    REFUSED_BY_SECCOMP,
+    REMOUNT,
+    TUN,
+    USER,
+    options,
+    row,
+)
 from tests.support.docs import ROOT
 
 PAGE = ROOT / "docs/howto/run-in-a-container.md"
@@ -66,3 +79,33 @@ def test_the_daemon_is_the_program_and_a_user_for_those_without_root_is_there() 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_page_says_of_each_kind_of_container_what_was_tried(name: str) -> None:
     assert row(KINDS[name]) in PAGE.read_text().splitlines()
+
+
+def test_the_page_has_the_command_of_a_root_container_without_privileged() -> None:
+    commands = PAGE.read_text().replace("\\\n", "").split("docker run ")
+    (said,) = [each.partition("```")[0] for each in commands if "writable-cgroups" in each]
+
+    options_said = re.findall(r"--(?:device|cap-drop|cap-add|security-opt) \S+", said)
+    assert sorted(options_said) == sorted(options(CONNECTED))
+    assert f"--entrypoint sh forkd:0.1.0 -c '{REMOUNT}'\n" in PAGE.read_text()
+
+
+def test_the_page_says_what_a_container_without_networks_goes_without() -> None:
+    more = set(options(CONNECTED)) - set(options(LIMITED))
+    text = PAGE.read_text()
+
+    assert more == {
+        f"--device {TUN}",
+        *(f"--cap-add {each}" for each in FOR_NETWORKS),
+        "--security-opt systempaths=unconfined",
+    }
+    assert f"Leave out {', '.join(f'`{each}`' for each in sorted(more))}" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("name", "says"), [*NEEDED.items(), *NEEDED_LATER.items()])
+def test_the_page_says_what_fails_without_each_capability(name: str, says: str) -> None:
+    assert f"| `{name}` | `{says} …` |" in PAGE.read_text()
+
+
+def test_the_page_says_what_a_seccomp_profile_refuses() -> None:
+    assert f"which the jail needs: `{REFUSED_BY_SECCOMP} …` |" in PAGE.read_text()

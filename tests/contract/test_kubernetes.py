@@ -35,6 +35,7 @@ DAEMON_SET = {each["kind"]: each for each in MANIFESTS["forkd.yaml"]}["DaemonSet
 
 PODS: dict[str, dict[str, Any]] = {
     "forkd.yaml": DAEMON_SET["template"]["spec"],
+    "capabilities-pod.yaml": MANIFESTS["capabilities-pod.yaml"][0]["spec"],
     "smallest-pod.yaml": MANIFESTS["smallest-pod.yaml"][0]["spec"],
 }
 
@@ -130,8 +131,8 @@ def test_volumes_are_mounted_where_the_settings_look(name: str) -> None:
 
 @pytest.mark.parametrize("name", PODS)
 def test_the_pod_runs_the_images_program_and_its_probes_are_commands_of_ours(name: str) -> None:
-    assert "command" not in container(name)
-    assert "args" not in container(name)
+    run = [*container(name).get("command", []), *container(name).get("args", [])]
+    assert not run or run[-1].endswith(f"exec {' '.join(config().program)}")
     probes = [value for key, value in container(name).items() if key.endswith("Probe")]
     for probe in probes:
         program, command = probe["exec"]["command"]
@@ -148,4 +149,16 @@ def test_the_smallest_pod_is_the_kind_of_container_that_was_tried() -> None:
     assert (pod["securityContext"]["seccompProfile"]["type"] == "Unconfined") is not tried.seccomp
     assert context["allowPrivilegeEscalation"] is tried.gains_rights
     assert (context["capabilities"]["drop"] == ["ALL"]) is not bool(tried.capabilities)
+    assert "privileged" not in context
+
+
+def test_the_pod_with_capabilities_is_the_kind_of_container_that_was_tried() -> None:
+    pod, tried = container("capabilities-pod.yaml"), KINDS["root, remounted"]
+    context = pod["securityContext"]
+
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert set(context["capabilities"]["add"]) == tried.confinement.capabilities
+    assert (context["seccompProfile"]["type"] == "Unconfined") is not tried.confinement.seccomp
+    assert (*pod["command"], *pod["args"]) == tried.program
+    assert len(pod["resources"]["limits"]) == len({"memory", *tried.confinement.devices})
     assert "privileged" not in context

@@ -1,17 +1,16 @@
-"""What a daemon says in each kind of container without privileges, of an image made here."""
+"""What a daemon says in each kind of container without cgroups, of an image made here."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import container_image, wheels
-from tests.support.container_kinds import KINDS
-from tests.support.containers import container
+from tests.support.container_kinds import KINDS, LIMITED, NEEDED, NEITHER, REFUSED_BY_SECCOMP
+from tests.support.containers import container, ended, listening
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -19,24 +18,13 @@ if TYPE_CHECKING:
 
     from tests.support.container_image import ContainerImage
     from tests.support.container_kinds import Kind
-    from tests.support.containers import Container
+    from tests.support.containers import Confinement, Container
 
 pytestmark = [
     pytest.mark.needs("root", "runc", "binaries", "mmdebstrap", "network"),
     pytest.mark.soak(only=True),
     pytest.mark.timeout(1200),
 ]
-
-START_TIMEOUT_S = 120.0
-
-LOOK_S = 0.2
-"""How often a log is looked at, for which there is no event."""
-
-
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> ContainerImage:
-    """The image of this checkout's wheel."""
-    return container_image.made(wheels.built("platform", tmp_path_factory.mktemp("wheel")))
 
 
 def daemon_in(kind: Kind, image: ContainerImage, state: Path) -> AbstractContextManager[Container]:
@@ -46,14 +34,14 @@ def daemon_in(kind: Kind, image: ContainerImage, state: Path) -> AbstractContext
     return container(image, kind.confinement, environment=kind.environment, volumes=volumes)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.jail])
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.own == NEITHER])
 async def test_a_daemon_serves_and_the_doctor_says_which_jail_there_is(
-    name: str, image: ContainerImage, tmp_path: Path
+    name: str, container_image: ContainerImage, tmp_path: Path
 ) -> None:
     kind = KINDS[name]
-    with daemon_in(kind, image, tmp_path) as made:
+    with daemon_in(kind, container_image, tmp_path) as made:
         await listening(made)
-        made.check(*image.config.healthcheck["test"][1:])
+        made.check(*container_image.config.healthcheck["test"][1:])
         said = made.run("forkd-daemon", "doctor").stdout
     (jail,) = re.findall("^WARN  jail: (.*)$", said, re.MULTILINE)
     assert jail.startswith(kind.says)
@@ -61,36 +49,47 @@ async def test_a_daemon_serves_and_the_doctor_says_which_jail_there_is(
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.jail])
 async def test_a_daemon_that_cannot_run_says_what_is_missing(
-    name: str, image: ContainerImage, tmp_path: Path
+    name: str, container_image: ContainerImage, tmp_path: Path
 ) -> None:
     kind = KINDS[name]
-    with daemon_in(kind, image, tmp_path) as made:
+    with daemon_in(kind, container_image, tmp_path) as made:
         await ended(made)
         assert kind.says in made.log.read_text()
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.jail])
 def test_the_doctor_names_the_profile_that_keeps_a_daemon_from_running(
-    name: str, image: ContainerImage
+    name: str, container_image: ContainerImage
 ) -> None:
     kind = KINDS[name]
     with container(
-        image, kind.confinement, environment=kind.environment, program=["sleep", "inf"]
+        container_image, kind.confinement, environment=kind.environment, program=["sleep", "inf"]
     ) as made:
         said = made.run("forkd-daemon", "doctor").stdout
     assert "clone3: hidden, as by Docker's default profile" in said
     assert re.search("(FAIL|WARN)  jail: .*Operation not permitted", said), said
 
 
-async def listening(made: Container) -> None:
-    async with asyncio.timeout(START_TIMEOUT_S):
-        while '"listening"' not in made.log.read_text():
-            assert made.is_running(), made.log.read_text()
-            await asyncio.sleep(LOOK_S)
-
-
-async def ended(made: Container) -> None:
-    async with asyncio.timeout(START_TIMEOUT_S):
-        while made.is_running():
-            assert '"listening"' not in made.log.read_text()
-            await asyncio.sleep(LOOK_S)
+@pytest.mark.parametrize(
+    ("confinement", "says"),
+    [
+        *(
+            pytest.param(
+                replace(LIMITED, capabilities=LIMITED.capabilities - {missing}), says, id=missing
+            )
+            for missing, says in NEEDED.items()
+        ),
+        pytest.param(replace(LIMITED, seccomp=True), REFUSED_BY_SECCOMP, id="seccomp"),
+    ],
+)
+async def test_a_root_daemon_without_something_that_it_needs_says_what_is_refused(
+    confinement: Confinement, says: str, container_image: ContainerImage, tmp_path: Path
+) -> None:
+    with container(
+        container_image,
+        replace(confinement, writes_cgroups=False),
+        environment={"FORKD_CGROUPS": "off"},  # so that a host without cgroup v2 can try
+        volumes={"/var/lib/forkd": tmp_path},
+    ) as made:
+        await ended(made)
+        assert says in made.log.read_text()

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
     from tests.support.container_image import ContainerImage
 
-COMMAND_TIMEOUT_S = 300.0
-"""Long enough for an emulated processor."""
+COMMAND_TIMEOUT_S = START_TIMEOUT_S = 300.0
+"""Both are long enough for an emulated processor."""
+
+LOOK_S = 0.2
+"""How often a log is looked at, for which there is no event."""
 
 
 def words(text: str) -> frozenset[str]:
@@ -99,6 +103,8 @@ class Confinement:
         seccomp: Whether it has a profile like Docker's default one.
         devices: Those that it has besides the usual ones, if it is not privileged.
         writes_cgroups: Whether it may make groups, if it is not privileged.
+        writes_settings: Whether nothing of /proc is hidden from it or only to be read, if it is not
+            privileged.
         sees_groups_above: Whether it sees the host's groups, as privileged pods of containerd do.
         user: Whose its program is.
         gains_rights: Whether programs in it may have more rights than who starts them.
@@ -110,6 +116,7 @@ class Confinement:
     seccomp: bool = True
     devices: tuple[str, ...] = ()
     writes_cgroups: bool = False
+    writes_settings: bool = False
     sees_groups_above: bool = False
     user: int = 0
     gains_rights: bool = True
@@ -191,12 +198,13 @@ class Container:
 
 
 @contextlib.contextmanager
-def container(
+def container(  # noqa: PLR0913 - what a container is given
     image: ContainerImage,
     confinement: Confinement,
     *,
     environment: Mapping[str, str] | None = None,
     volumes: Mapping[str, Path] | None = None,
+    readable: Mapping[str, Path] | None = None,
     program: Sequence[str] | None = None,
 ) -> Iterator[Container]:
     """Start a container, and remove it after the block.
@@ -206,6 +214,7 @@ def container(
         confinement: How it is confined.
         environment: Variables besides those of the image.
         volumes: Folders and files of this host, by where they are in it.
+        readable: Likewise those that it may only read.
         program: What it runs instead of the image's own program.
     """
     # Not by forkd's name in /tmp, and short: sockets are below it.
@@ -218,7 +227,8 @@ def container(
         words = tuple(program or image.config.program)
         home = "/var/lib/forkd" if confinement.user else "/root"
         variables = {**image.config.env, "HOME": home, **(environment or {})}
-        spec = _spec(words, variables, confinement, volumes or {}, group)
+        mounted = _mounts(confinement, volumes or {}, readable or {})
+        spec = _spec(words, variables, confinement, mounted, group)
         (bundle / "config.json").write_text(json.dumps(spec))
         with _layered(image.root, folder / "layer", bundle / "root"):
             log = folder / "log"
@@ -237,6 +247,32 @@ def container(
                 made.end()
 
 
+async def listening(made: Container) -> None:
+    """Wait until a container's program, a daemon, listens.
+
+    Raises:
+        AssertionError: It ended; has what it said.
+        TimeoutError: It does not listen in time.
+    """
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while '"listening"' not in made.log.read_text():
+            assert made.is_running(), made.log.read_text()
+            await asyncio.sleep(LOOK_S)
+
+
+async def ended(made: Container) -> None:
+    """Wait until a container's program, a daemon that cannot run, has ended.
+
+    Raises:
+        AssertionError: It listened.
+        TimeoutError: It does not end in time.
+    """
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while made.is_running():
+            assert '"listening"' not in made.log.read_text()
+            await asyncio.sleep(LOOK_S)
+
+
 @contextlib.contextmanager
 def _layered(lower: Path, layer: Path, where: Path) -> Iterator[None]:
     """Have files at a place where what is written goes to memory."""
@@ -252,7 +288,7 @@ def _spec(
     program: tuple[str, ...],
     variables: Mapping[str, str],
     confinement: Confinement,
-    volumes: Mapping[str, Path],
+    mounted: Sequence[dict[str, Any]],
     group: str,
 ) -> dict[str, Any]:
     """Return the configuration of the OCI's runtime specification."""
@@ -270,10 +306,10 @@ def _spec(
         "resources": resources,
         "devices": [_device(path) for path in _devices(confinement)],
     }
-    if not privileged:
+    if not privileged and not confinement.writes_settings:
         linux |= {"maskedPaths": MASKED, "readonlyPaths": READ_ONLY}
-        if confinement.seccomp:
-            linux["seccomp"] = _seccomp(confinement.capabilities)
+    if not privileged and confinement.seccomp:
+        linux["seccomp"] = _seccomp(confinement.capabilities)
     return {
         "ociVersion": "1.0.2",
         "process": {
@@ -290,12 +326,14 @@ def _spec(
         },
         "root": {"path": "root"},
         "hostname": "container",
-        "mounts": _mounts(confinement, volumes),
+        "mounts": mounted,
         "linux": linux,
     }
 
 
-def _mounts(confinement: Confinement, volumes: Mapping[str, Path]) -> list[dict[str, Any]]:
+def _mounts(
+    confinement: Confinement, volumes: Mapping[str, Path], readable: Mapping[str, Path]
+) -> list[dict[str, Any]]:
     kept = ["nosuid", "noexec", "nodev"]
     sys = kept if confinement.privileged else [*kept, "ro"]
     cgroups = kept if confinement.privileged or confinement.writes_cgroups else [*kept, "ro"]
@@ -311,9 +349,12 @@ def _mounts(confinement: Confinement, volumes: Mapping[str, Path]) -> list[dict[
         {"destination": where, "type": kind, "source": source, "options": options}
         for where, kind, source, options in found
     ]
-    for where, path in volumes.items():
-        bound = {"destination": where, "type": "bind", "source": str(path), "options": ["rbind"]}
-        mounts.append(bound)
+    bound = [(where, path, ["rbind"]) for where, path in volumes.items()]
+    bound += [(where, path, ["rbind", "ro"]) for where, path in readable.items()]
+    mounts += [
+        {"destination": where, "type": "bind", "source": str(path), "options": options}
+        for where, path, options in bound
+    ]
     return mounts
 
 
