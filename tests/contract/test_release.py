@@ -1,4 +1,7 @@
-"""A release is whole: what is in it is listed, its sums verify, and a changed byte is found."""
+"""A release is whole: what is in it is listed, its sums verify, and a changed byte is found.
+
+Lists are compared with what packages and programs really have, not with what lists are made of.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,42 @@ import subprocess
 import sys
 import tarfile
 import venv
+import zipfile
+from importlib.metadata import distributions
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from forkd import __version__
 from tests.support.docs import ROOT
-from tools import release
+from tools import deb, release
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from importlib.metadata import Distribution
     from pathlib import Path
 
+RELEASE_TIMEOUT_S = 1800
+"""Most of it goes into the Debian packages, whose parts come one by one from a package index."""
+
 pytestmark = [
-    pytest.mark.needs("binaries", "minisign", "release-tools"),
+    pytest.mark.needs("binaries", "minisign", "release-tools", "network"),
     pytest.mark.soak(only=True),
+    pytest.mark.timeout(RELEASE_TIMEOUT_S),
 ]
 
-RELEASE_TIMEOUT_S = 120
-
 COMMENT = f"forkd {__version__}"
+
+PACKAGED = "forkd/bundled/bin"
+"""Where the wheel for hosts has the programs."""
+
+CRATE = re.compile(rb"/crates/([\w-]+?)-(\d+\.[^/]*)/")
+"""Where a crate's sources were, as a program has it in messages of panics."""
+
+Parts = set[tuple[str, str]]
+"""Names and versions."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +77,7 @@ def copied(released: Path, tmp_path: Path) -> Path:
 
 def make_release(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603 - ours
-        [sys.executable, "-m", "tools.release", "--dirty", "--no-deb", *words],
+        [sys.executable, "-m", "tools.release", "--dirty", *words],
         cwd=ROOT,
         env={**os.environ, **variables},
         capture_output=True,
@@ -81,7 +101,38 @@ def the(folder: Path, pattern: str) -> Path:
     return found
 
 
-@pytest.mark.timeout(RELEASE_TIMEOUT_S)
+def listed(folder: Path, name: str) -> Parts:
+    """Return the parts that a list has."""
+    parts = json.loads((folder / name).read_text())["components"]
+    return {(canonicalize_name(each["name"]), each["version"]) for each in parts}
+
+
+def installed(folders: Iterable[Path]) -> Parts:
+    found = distributions(path=[str(each) for each in folders])
+    return {(canonicalize_name(each.name), each.version) for each in found}
+
+
+def missing(present: list[Distribution], python: str) -> Iterator[str]:
+    """Name what distributions need under a version of Python and is not there."""
+    versions = {canonicalize_name(each.name): each.version for each in present}
+    for each in present:
+        extra = deb.EXTRA if canonicalize_name(each.name) == deb.PROJECT else ""
+        for need in map(Requirement, each.requires or []):
+            about = {"python_version": python, "python_full_version": f"{python}.0", "extra": extra}
+            if need.marker is not None and not need.marker.evaluate(about):
+                continue
+            version = versions.get(canonicalize_name(need.name))
+            if version is None or not need.specifier.contains(version, prereleases=True):
+                yield f"{each.name} needs {need}, and there is {version}"
+
+
+def unpacked_programs(folder: Path, into: Path) -> Path:
+    """Unpack the archive of programs; return where they are."""
+    with tarfile.open(the(folder, "*linux.tar.gz")) as archive:
+        archive.extractall(into, filter="data")
+    return into / f"forkd-{__version__}"
+
+
 def test_every_file_of_a_release_has_a_sum_that_verifies(released: Path) -> None:
     summed = [line.split("  ")[1] for line in (released / release.SUMS).read_text().splitlines()]
 
@@ -89,7 +140,7 @@ def test_every_file_of_a_release_has_a_sum_that_verifies(released: Path) -> None
     assert sorted([*summed, release.SUMS, f"{release.SUMS}.minisig"]) == sorted(
         path.name for path in released.iterdir()
     )
-    assert len(summed) == 8
+    assert len(summed) == 10
 
 
 @pytest.mark.parametrize(
@@ -137,10 +188,12 @@ def test_pip_installs_the_wheel_and_refuses_another(copied: Path) -> None:
     assert "DO NOT MATCH THE HASHES" in refused.stderr
 
 
-@pytest.mark.needs("network")
-@pytest.mark.timeout(RELEASE_TIMEOUT_S)
-def test_a_release_is_installed_with_all_that_it_needs(released: Path, tmp_path: Path) -> None:
+def test_a_release_is_installed_with_all_that_it_needs_and_nothing_that_is_not_listed(
+    released: Path, tmp_path: Path
+) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
+    packages = [the(tmp_path, "venv/lib/python*/site-packages")]
+    before = installed(packages)
     pip, forkd = (str(tmp_path / "venv/bin" / name) for name in ("pip", "forkd"))
     words = [pip, "install", "-q", "--require-hashes", "-r", "requirements.txt"]
 
@@ -149,13 +202,48 @@ def test_a_release_is_installed_with_all_that_it_needs(released: Path, tmp_path:
     subprocess.run([pip, "check"], check=True)  # noqa: S603 - pip
     shown = subprocess.run([forkd, "--version"], capture_output=True, text=True, check=True)  # noqa: S603 - ours
     assert shown.stdout == f"forkd {__version__}\n"
+    assert installed(packages) - before == listed(released, "python.cdx.json") | {
+        (deb.PROJECT, __version__)
+    }
+
+
+@pytest.mark.parametrize(("python", "mark"), deb.RELEASES.items())
+def test_a_debian_package_has_what_is_listed_and_all_that_it_needs(
+    released: Path, tmp_path: Path, python: str, mark: str
+) -> None:
+    package = the(released, f"*+{mark}_amd64.deb")
+    words = ["dpkg-deb", "--raw-extract", str(package), str(tmp_path / "root")]
+    subprocess.run(words, check=True)  # noqa: S603 - dpkg
+    sums = ["md5sum", "--check", "--strict", "--quiet", "DEBIAN/md5sums"]
+    subprocess.run(sums, cwd=tmp_path / "root", check=True)  # noqa: S603 - coreutils
+    packages = tmp_path / "root" / deb.HOME / f"lib/python{python}/site-packages"
+
+    assert installed([packages]) == listed(released, "python.cdx.json") | {
+        (deb.PROJECT, __version__)
+    }
+    assert list(missing(list(distributions(path=[str(packages)])), python)) == []
+    archive = unpacked_programs(released, tmp_path)
+    for name in ("forkd-vmm", "forkd-agent"):
+        packaged = packages / PACKAGED / name
+        assert packaged.read_bytes() == (archive / name).read_bytes()
+
+
+def test_the_wheel_has_the_programs_of_the_archive_and_the_one_for_clients_none(
+    released: Path, tmp_path: Path
+) -> None:
+    archive = unpacked_programs(released, tmp_path)
+
+    for name in ("forkd-vmm", "forkd-agent"):
+        with zipfile.ZipFile(the(released, "*x86_64.whl")) as wheel:
+            assert wheel.read(f"{PACKAGED}/{name}") == (archive / name).read_bytes()
+        with zipfile.ZipFile(the(released, "*none-any.whl")) as wheel:
+            assert [each for each in wheel.namelist() if each.endswith(f"/bin/{name}")] == []
 
 
 def test_the_archive_has_the_programs_as_they_were_built(released: Path, tmp_path: Path) -> None:
     with tarfile.open(the(released, "*linux.tar.gz")) as archive:
-        archive.extractall(tmp_path, filter="data")
         times = {each.mtime for each in archive.getmembers()}
-    top = tmp_path / f"forkd-{__version__}"
+    top = unpacked_programs(released, tmp_path)
 
     assert times == {1700000000}
     for name in ("forkd-vmm", "forkd-agent"):
@@ -179,6 +267,18 @@ def test_the_lists_of_parts_name_what_is_in_packages_and_programs(released: Path
     refs = {each["bom-ref"] for each in programs["components"]} | {"forkd"}
     assert {each["ref"] for each in programs["dependencies"]} <= refs
     assert {below for each in programs["dependencies"] for below in each["dependsOn"]} <= refs
+
+
+@pytest.mark.parametrize("name", ["forkd-vmm", "forkd-agent"])
+def test_every_crate_that_a_program_names_is_listed(
+    released: Path, tmp_path: Path, name: str
+) -> None:
+    program = (unpacked_programs(released, tmp_path) / name).read_bytes()
+    named = {(crate.decode(), version.decode()) for crate, version in CRATE.findall(program)}
+
+    assert len(named) > 5
+    parts = json.loads((released / "programs.cdx.json").read_text())["components"]
+    assert named - {(each["name"], each["version"]) for each in parts} == set()
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
