@@ -86,7 +86,7 @@ build: $(STAMPS)/debian ## Build the VMM, the guest agent and the tests' witness
 	@echo "build: done; next: . .venv/bin/activate && forkd doctor && forkd up"
 
 binaries:
-	@tools/build_binaries
+	@env -u MAKEFLAGS -u MFLAGS tools/build_binaries # cargo cannot reach the job server of `make -j`
 
 check: test-setup static ## Format, lint, types, layers, budgets, unit and contract tests
 	@$(BIN)/pytest -q -p no:cacheprovider tests/unit tests/contract
