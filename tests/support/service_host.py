@@ -127,9 +127,9 @@ def make_host(folder: Path, run_dir: Path) -> FakeHost:
     return FakeHost(folder, settings)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool], deadline_s: float = UNTIL_DEADLINE_S) -> None:
     """Return once something outside of this process holds, for which there is no event."""
-    async with asyncio.timeout(UNTIL_DEADLINE_S):
+    async with asyncio.timeout(deadline_s):
         while not condition():  # noqa: ASYNC110 - the event is another process'
             await asyncio.sleep(UNTIL_INTERVAL_S)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SYSTEMD = "/usr/lib/systemd/systemd"
 
 BOOT_TIMEOUT_S = 180.0
-COMMAND_TIMEOUT_S = 300.0
+COMMAND_TIMEOUT_S = 900.0
 """Both are long enough for an emulated processor."""
 
 CHUNK = 65536
