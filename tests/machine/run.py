@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--possible-cpus", type=int, help="that its kernel makes room for")
     parser.add_argument("--junit", type=Path, help="where the JUnit file goes")
     options, pytest_arguments = parser.parse_known_args()
-    if not options.fresh and not options.cpus is options.possible_cpus is None:
+    if not options.fresh and {options.cpus, options.possible_cpus} != {None}:
         parser.error("--cpus and --possible-cpus are for a machine of --fresh")
     # A machine that was booted for this run ends with it, also if somebody ends us.
     signal.signal(signal.SIGTERM, end)
@@ -157,8 +157,9 @@ def fresh_machine(
         config = in_machine.checkout_config(changing=False)
         memory_mib = config.memory_mib // sharers
         shares = (*config.shares, *shares)
-        config = replace(config, memory_mib=memory_mib, shares=shares)
-        config = replace(config, cpus=cpus, possible_cpus=possible_cpus)
+        config = replace(
+            config, memory_mib=memory_mib, shares=shares, cpus=cpus, possible_cpus=possible_cpus
+        )
         machine = Machine.start(Path(folder), config, progress=in_machine.say)
         try:
             yield machine

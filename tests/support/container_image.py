@@ -164,7 +164,7 @@ def _do(step: Step, root: Path, context: Path) -> None:
         assert action.script is None
         variables = {"PATH": fresh_root.SH_PATH, **fresh_root.indexes(), **action.env}
         settings = [f"{name}={value}" for name, value in variables.items()]
-        unshare = ("unshare", "--fork", "--kill-child", "--mount", "--pid")
+        unshare = (*fresh_root.UNSHARE, "--mount", "--pid")
         _checked(*unshare, "sh", "-c", STEP, "sh", root, "env", "-i", *settings, *action.args)
         return
     assert action.origin is None

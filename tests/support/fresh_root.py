@@ -48,6 +48,9 @@ while True:
 """
 """The first process: daemons become its children, and it waits for those that end."""
 
+UNSHARE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child")
+"""What starts a command in new namespaces, to end with whoever started it, even by SIGKILL."""
+
 LAYERED = """\
 set -eu
 mount --make-rprivate /
@@ -117,7 +120,7 @@ def made(name: str, packages: tuple[str, ...], release: str, over: Path | None =
 def _debootstrap(release: str, packages: tuple[str, ...], folder: Path) -> None:
     include = [f"--include={','.join(packages)}"] if packages else []
     # Mounts of its own: whoever ends it half way must not find this host's /sys below the folder.
-    _run("unshare", "--mount", "--fork", "--kill-child", "mmdebstrap", "--variant=minbase",
+    _run(*UNSHARE, "--mount", "mmdebstrap", "--variant=minbase",
          *include, "--format=directory", f"--aptopt={BEHIND}", release, folder)  # fmt: skip
 
 
@@ -226,10 +229,8 @@ def fresh_root(
     script = script.format(
         top=top, lower=lower, shared=" ".join(map(str, shared)), path=SH_PATH, certs=CERTIFICATES
     )
-    # It ends with a test that is killed, too.
-    unshare = ["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child"]
     with subprocess.Popen(  # noqa: S603 - a test's own
-        [*unshare, "--mount", "--pid", "sh", "-c", script],
+        [*UNSHARE, "--mount", "--pid", "sh", "-c", script],
         env=os.environ | {"REAPER": REAPER},
         stdout=subprocess.PIPE,
     ) as unshared:

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from tests.support.fresh_root import CERTIFICATES, SH_PATH, indexes
+from tests.support.fresh_root import CERTIFICATES, SH_PATH, UNSHARE, indexes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,11 +83,7 @@ done
 """
 """What is run for a root that is not this host's: its first start was before, and it has names."""
 
-UNSHARE = [
-    *("setpriv", "--pdeathsig", "KILL"),  # it ends with a test that is killed, too
-    *("unshare", "--fork", "--kill-child"),
-    *("--mount", "--pid", "--cgroup", "--uts", "--ipc", "--net"),
-]
+SPACES = ("--mount", "--pid", "--cgroup", "--uts", "--ipc", "--net")
 
 
 class SystemdRoot:
@@ -229,7 +225,7 @@ def systemd_root(
     with _group() as leave, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(notify))
         manager.settimeout(BOOT_TIMEOUT_S)
-        unshared = subprocess.Popen([*UNSHARE, "sh", "-c", script])  # noqa: S603 - a test's own
+        unshared = subprocess.Popen([*UNSHARE, *SPACES, "sh", "-c", script])  # noqa: S603 - a test's own
         try:
             while b"READY=1" not in manager.recv(4096):
                 pass

@@ -191,8 +191,7 @@ def plan_of(
     if source.oci is not None:
         found = oci.parse_reference(source.oci, recipe.folder)
         if found.path is None and registries is not None:
-            insecure = registries.is_insecure(found.rest)
-            found = replace(found, insecure=insecure, auth_file=registries.auth_file)
+            found = replace(found, **asdict(registries.access(found.rest)))
         reference = PlannedOci(**asdict(found))
     return Plan(
         key=key,

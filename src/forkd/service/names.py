@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from forkd.errors import Conflict
 from forkd.host import files, netlink, sockets
 from forkd.host.cgroupfs import CGROUP_ROOT
+from forkd.network import taps
 from forkd.network.plan import Plan
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def reserved(chosen: Names, settings: HostSettings, database: Database) -> Itera
     network = chosen.network
     with contextlib.ExitStack() as stack:
         _reserve_what_follows(chosen, stack)
-        if settings.network is not None or any(map(network.is_ours, netlink.names())):
+        if settings.network is not None or taps.left_over(network, set()):
             pools = [network.pool]
         else:
             pools = _by_use(network.pool)
