@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -16,8 +17,10 @@ import pytest
 
 from forkd import Client
 from forkd.errors import Conflict
+from forkd.host import sockets
 from forkd.machine import lifecycle
 from forkd.model.secret import SecretRequest, SecretValue, parse_hosts
+from forkd.service.names import derive
 from forkd.service.uninstall import uninstall
 from forkd.service.vault import KEY_FILE
 from tests.support import leaks
@@ -172,6 +175,18 @@ async def test_a_host_where_there_never_was_a_daemon_or_its_database_is_gone(
     assert found.left == []
     await until(lambda: fake_host.vmm_processes() == [])
     fake_host.settings.run_dir.mkdir()
+
+
+async def test_who_has_the_addresses_of_a_daemon_that_is_gone_does_not_keep_it_out(
+    fake_host: FakeHost,
+) -> None:
+    settings = fake_host.settings
+    taken = sockets.take_name(f"forkd/addresses/{derive(settings.run_dir).network.pool}")
+    with contextlib.nullcontext() if taken is None else taken:  # else another test's daemon has it
+        found = await uninstall(settings, state=True)
+
+    assert found.left == []
+    settings.run_dir.mkdir(exist_ok=True)
 
 
 @pytest.mark.soak(only=True)
