@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from forkd.host import activation
-from tests.support.daemon_program import PROGRAMS, environment_of
+from tests.support.daemon_program import PROGRAMS, bare_environment, environment_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ def started(
 
 
 def taken(files: list[int], names: str, **more: str) -> tuple[str, str]:
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": os.defpath}
+    environment = {**bare_environment(), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", TAKE]
     with started(command, files, names, environment, **more) as program:
         said, wrong = program.communicate(timeout=30)

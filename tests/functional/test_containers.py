@@ -41,7 +41,7 @@ def started() -> Iterator[Container]:
         host = make_host(folder, folder / "run")
         host.recipe()
         environment = environment_of(host) | {"PATH": f"{PROGRAMS}:/usr/bin:/bin"}
-        del environment["FORKD_CGROUPS"]
+        del environment["FORKD_CGROUPS"], environment["TMPDIR"]
         here = {str(folder): folder}
         image = ContainerImage(Path("/"), Config())
         wait = [sys.executable, "-c", "import signal; signal.pause()"]

@@ -15,7 +15,7 @@ import pytest
 
 from forkd.installed import DISTRIBUTION, VERSION
 from tests.functional.test_wheel import END_TIMEOUT_S
-from tests.support.daemon_program import own_settings
+from tests.support.daemon_program import bare_environment, own_settings
 from tests.support.docs import ROOT
 from tests.support.pythons import VERSIONS
 from tests.support.wheels import built
@@ -85,7 +85,7 @@ class Home:
             if name.startswith(("PIP_", "UV_", "SSL_")) or name.lower().endswith("_proxy")
         }
         return passed_on | {
-            "PATH": os.defpath,
+            **bare_environment(),
             **own_settings(self.folder),
             "PIPX_DEFAULT_PYTHON": sys.executable,
             "UV_PYTHON": sys.executable,

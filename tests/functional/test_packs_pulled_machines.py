@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from forkd import Client
 from tests.support import registry as registries
-from tests.support.daemon_program import PROGRAMS
+from tests.support.daemon_program import PROGRAMS, bare_environment
 from tests.support.real_daemon import running_daemon
 from tests.support.real_host import EVAL_TIMEOUT_S, FORK_DEADLINE_S, REAL, RECIPE, STATE_PARENT, TAG
 
@@ -62,7 +61,7 @@ def test_forks_of_a_pulled_snapshot_answer_in_another_daemon(bakes: Bakes) -> No
 
 def forkd(home: Path, daemon: Daemon, *words: str) -> None:
     """Run a command that must succeed, for a user with keys of its own."""
-    environment = {"PATH": os.defpath, "HOME": str(home), "FORKD_URL": daemon.url}
+    environment = {**bare_environment(), "HOME": str(home), "FORKD_URL": daemon.url}
     done = subprocess.run(  # noqa: S603 - our own
         [PROGRAMS / "forkd", *words],
         env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from forkd.installed import VERSION
-from tests.support.daemon_program import own_settings
+from tests.support.daemon_program import bare_environment, own_settings
 from tests.support.docs import ROOT
 from tests.support.wheels import built
 
@@ -48,7 +47,7 @@ class Installed:
     @property
     def environment(self) -> dict[str, str]:
         return {
-            "PATH": os.defpath,
+            **bare_environment(),
             **own_settings(self.home),
             "FORKD_HOME": str(self.home / "home"),
         }

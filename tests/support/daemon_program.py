@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,11 +48,20 @@ class ServedHost:
         )
 
 
+def bare_environment() -> dict[str, str]:
+    """Return what any program needs: where programs are, and where temporary files go.
+
+    Without the latter they would be in the usual folder, where another suite looks for what its
+    tests have left.
+    """
+    return {"PATH": os.defpath, "TMPDIR": tempfile.gettempdir()}
+
+
 def environment_of(host: FakeHost) -> dict[str, str]:
     """Return the environment of a daemon of this host, and of `forkd` to talk to it."""
     settings, socket = host.settings, host.settings.run_dir / "forkd.sock"
     return {
-        "PATH": os.defpath,
+        **bare_environment(),
         "HOME": str(host.folder),
         "FORKD_HOME": str(host.folder / "home"),
         "FORKD_URL": f"unix://{socket}",

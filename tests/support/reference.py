@@ -21,6 +21,7 @@ from forkd.daemon.app import create_app
 from forkd.daemon.server import listening
 from forkd.daemon.settings import Bind, Settings
 from tests.support.daemon import TOKEN
+from tests.support.daemon_program import bare_environment
 from tests.support.service_host import ROOT, FakeHost
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class ServedReference:
         marks = {name: text for name, text in os.environ.items() if name == "FORKD_TEST_RUN"}
         return {
             **marks,
-            "PATH": os.defpath,
+            **bare_environment(),
             "PYTHONPATH": str(CLIENTS),
             "FORKD_URL": self.url,
             "FORKD_TOKEN": self.token,
