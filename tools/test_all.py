@@ -71,7 +71,7 @@ class Suite:
     place: str
     command: tuple[str, ...]
     junit: Path | None = None
-    apart: bool = False
+    apart: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,15 @@ class Outcome:
 def on_this_host() -> list[Suite]:
     """Return the suites that change this host, and would see each other do that, in order."""
     return [
-        _pytest("functional", RESULTS / "native.xml", "--changing-host", *SLOWEST, *FUNCTIONAL),
-        Suite("Rust", "this host", ("make", "test-rust")),
+        _pytest(
+            "functional",
+            RESULTS / "native.xml",
+            "--changing-host",
+            *SLOWEST,
+            *FUNCTIONAL,
+            apart=False,
+        ),
+        Suite("Rust", "this host", ("make", "test-rust"), apart=False),
     ]
 
 
@@ -96,16 +103,14 @@ def leaving_host() -> list[Suite]:
     """Return the functional tests that leave this host alone."""
     options = ("--leaving-host", *SLOWEST)
     name = "functional, leaving the host"
-    return [_pytest(name, RESULTS / "user.xml", *options, *FUNCTIONAL, apart=True)]
+    return [_pytest(name, RESULTS / "user.xml", *options, *FUNCTIONAL)]
 
 
 def beside() -> list[Suite]:
     """Return the other suites that leave it alone, in order; first what Rust's tests need."""
     return [
         Suite("Rust, compiled", "this host", ("make", "compile-rust-tests")),
-        _pytest(
-            "unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract", apart=True
-        ),
+        _pytest("unit and contract", RESULTS / "unit.xml", "tests/unit", "tests/contract"),
         Suite("device fuzzing, seeded", "this host", ("make", "test-fuzz")),
         Suite("format, lint, types, layers", "this host", ("make", "static")),
     ]
@@ -118,7 +123,7 @@ def in_helper_machines(tests: list[str], cores: int, memory_gib: int, claims: Pa
     return [_in_machine(number, of, claims, modules) for number in range(1, of + 1)]
 
 
-def _pytest(name: str, results: Path, *arguments: str, apart: bool = False) -> Suite:
+def _pytest(name: str, results: Path, *arguments: str, apart: bool = True) -> Suite:
     return Suite(name, "this host", (*PYTEST, f"--junitxml={results}", *arguments), results, apart)
 
 
@@ -166,6 +171,7 @@ def run(suite: Suite, mark: str = "") -> Outcome:
     if suite.junit is not None:
         suite.junit.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="unit-") as folder:
+        Path(folder).chmod(0o1777)  # or programs of other users would use the usual folder
         status, output = _tee(suite.command, {"TMPDIR": folder} if suite.apart else {}, mark)
     counts = junit.counts(suite.junit) if suite.junit else counts_of_cargo(output)
     return Outcome(suite, status == 0, time.monotonic() - began_s, counts)
