@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import sys
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,22 @@ def test_an_image_is_pulled_by_its_tag_and_by_its_digest(
 
     assert build(tmp_path, reference) == b"two"
     assert build(tmp_path, f"{registry.host}/team/app@{digest}") == b"one"
+
+
+def test_an_image_is_pulled_whole_though_connections_break(
+    tmp_path: Path, registry: Registry
+) -> None:
+    source = random.Random(7)  # noqa: S311 - what does not compress
+    layers = [[regular(name, source.randbytes(1 << 20))] for name in ("a", "b", "c", "d")]
+    layers.append([regular("hello", b"whole")])
+    layout = write_layout(tmp_path / "large", layers, {"Env": ["A=1"]})
+    registry.push(layout, "team/large:1.0")
+
+    with registries.counted(registry) as (host, counter):
+        counter.cuts, counter.cut_at = 6, 400_000
+        assert build(tmp_path, f"{host}/team/large:1.0") == b"whole"
+
+        assert counter.cuts == 0
 
 
 @pytest.mark.parametrize("name", ["team/app:none", "nobody/nothing:1.0"])

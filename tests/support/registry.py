@@ -100,10 +100,18 @@ def running(
 
 
 class Counter:
-    """How many bytes clients sent."""
+    """How many bytes clients sent.
+
+    Attributes:
+        sent: The number.
+        cuts: How many connections are still to be cut.
+        cut_at: What their clients get of them, in bytes.
+    """
 
     def __init__(self) -> None:
         self.sent = 0
+        self.cuts = 0
+        self.cut_at = 0
 
 
 @contextlib.contextmanager
@@ -112,9 +120,16 @@ def counted(registry: Registry) -> Iterator[tuple[str, Counter]]:
     counter, host, port = Counter(), *registry.host.split(":")
 
     def passed_on(source: socket.socket, target: socket.socket, *, counts: bool) -> None:
+        got = 0
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 counter.sent += len(data) if counts else 0
+                got += len(data)
+                if not counts and counter.cuts and got > counter.cut_at:
+                    counter.cuts -= 1
+                    target.sendall(data[: len(data) - (got - counter.cut_at)])
+                    source.shutdown(socket.SHUT_RDWR)
+                    break
                 target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)

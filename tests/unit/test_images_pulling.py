@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING
 
 import httpx
@@ -16,7 +17,11 @@ from forkd.images.stored import LAYOUT, Source, open_stored
 from forkd.model.reference import parse_reference
 from forkd.registry import client
 from forkd.registry.client import Fault, Kind, Trust, digest_of
-from forkd.registry.limits import REGISTRY_MANIFEST_BYTES_MAX
+from forkd.registry.limits import (
+    LAYERS_AT_ONCE_MAX,
+    REGISTRY_MANIFEST_BYTES_MAX,
+    REGISTRY_PAUSE_S_MAX,
+)
 from tests.support import oci
 from tests.support.oci import regular, write_layout
 
@@ -75,6 +80,8 @@ class Serving:
         }
         self.answers["1"] = self.answers[self.digest]
         self.asked: list[str] = []
+        self.before: Callable[[str], None] = lambda _: None
+        self.instead: dict[str, httpx.Response] = {}
         monkeypatch.setattr(pulling, "Registry", self._registry)
 
     def _registry(self, *args: object, **more: object) -> client.Registry:
@@ -84,6 +91,9 @@ class Serving:
     def _answer(self, request: httpx.Request) -> httpx.Response:
         name = request.url.path.rpartition("/")[2]
         self.asked.append(name)
+        self.before(name)
+        if name in self.instead:
+            return self.instead[name]
         data = self.answers.get(name)
         stream = httpx.ByteStream(data or b"")
         return httpx.Response(404 if data is None else 200, stream=stream)
@@ -165,6 +175,50 @@ def test_a_layer_that_was_changed_or_lost_is_named(
     del serving.answers[digest]
     with pytest.raises(BuildError, match=f"lost a part of hub.example/tool:1: {digest}"):
         fetch(tmp_path / "lost")
+
+
+def test_layers_are_fetched_some_at_once_and_none_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    many = write_layout(
+        tmp_path / "many",
+        [
+            *[[regular(f"f{at}", b"x")] for at in range(2 * LAYERS_AT_ONCE_MAX)],
+            [regular("f0", b"x")],
+        ],
+    )
+    serving = Serving(many, monkeypatch)
+    layers = {each["digest"] for each in oci.manifest_of(many)["layers"]}
+    together = threading.Barrier(LAYERS_AT_ONCE_MAX)
+    begun: list[str] = []
+
+    def wait(name: str) -> None:
+        begun.append(name)
+        together.wait(timeout=30)  # each of the layers waits for as many as may be fetched at once
+
+    serving.before = lambda name: wait(name) if name in layers else None
+    told = fetch(tmp_path / "copy")
+
+    assert sorted(begun) == sorted(layers)
+    assert told == sorted(told)
+    assert {f"sha256:{each.name}" for each in (tmp_path / "copy/blobs/sha256").iterdir()} >= layers
+
+
+@pytest.mark.timeout(REGISTRY_PAUSE_S_MAX / 2)
+def test_what_cannot_be_had_ends_what_waits_for_its_registry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    many = write_layout(tmp_path / "many", [[regular(f"f{at}", b"x")] for at in range(9)])
+    serving = Serving(many, monkeypatch)
+    lost, *others = (each["digest"] for each in oci.manifest_of(many)["layers"])
+    del serving.answers[lost]
+    busy = {"Retry-After": str(int(REGISTRY_PAUSE_S_MAX))}
+    serving.instead = {name: httpx.Response(503, headers=busy) for name in others}
+
+    with pytest.raises(BuildError, match=f"lost a part of hub.example/tool:1: {lost}"):
+        fetch(tmp_path / "copy")
+
+    assert len(set(serving.asked) & set(others)) < len(others)
 
 
 def test_layers_may_be_so_long_as_they_say_before_any_is_asked_for(

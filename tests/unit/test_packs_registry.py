@@ -211,7 +211,7 @@ def registry(
         return httpx.Response(said.status_code, headers=said.headers, stream=stream)
 
     transport = httpx.MockTransport(streamed)
-    return Registry(PACK, login, plain_http=plain_http, transport=transport)
+    return Registry(PACK, login, plain_http=plain_http, transport=transport, wait=lambda _: None)
 
 
 @pytest.mark.parametrize("login", [None, LOGIN, Login("", "", "identity", "a file")])

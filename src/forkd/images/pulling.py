@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
 from forkd.errors import BuildError, InvalidRequest, NotFound
@@ -11,11 +14,13 @@ from forkd.images import manifests
 from forkd.model.reference import parse_reference
 from forkd.registry.client import Fault, Kind, Registry, Trust, digest_of
 from forkd.registry.credentials import login_for
+from forkd.registry.limits import LAYERS_AT_ONCE_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from forkd.images.manifests import Descriptor
     from forkd.images.registries import Access
     from forkd.model.reference import ImageReference
 
@@ -61,7 +66,8 @@ def fetch(
             too much, or is not for Linux on amd64.
     """
     image = parse_reference(reference)
-    with _opened(image, access) as registry:
+    ended = threading.Event()
+    with _opened(image, access, ended.wait) as registry:
         raw, _ = registry.manifest(_which(image))
         raw, manifest = manifests.resolve(raw, lambda found: registry.manifest(found.digest)[0])
         total = sum(layer.size for layer in manifest.layers)
@@ -69,22 +75,51 @@ def fetch(
             raise BuildError(f"the image's layers hold more than {bytes_max} bytes")
         blobs = layout / "blobs" / "sha256"
         folders.make(blobs)
-        done = 0
-
-        def counted(pieces: Iterator[bytes]) -> Iterator[bytes]:
-            nonlocal done
-            for piece in pieces:
-                done += len(piece)
-                tell(done, total)
-                yield piece
-
         config = registry.blob(manifest.config.digest, manifest.config.size)
         manifests.parse_config(config)  # before much is fetched for nothing
         folders.write(blobs / _hex(manifest.config.digest), config)
-        for layer in dict.fromkeys(manifest.layers):
-            path = blobs / _hex(layer.digest)
-            folders.write_pieces(path, counted(registry.pieces(layer.digest, layer.size)))
+        wanted = dict.fromkeys(manifest.layers)
+        _fetch_all(registry, wanted, blobs, ended, lambda done: tell(done, total))
     _write_index(layout, raw)
+
+
+class _Ended(Exception):
+    """Another layer could not be had, so this one is not wanted."""
+
+
+def _fetch_all(
+    registry: Registry,
+    layers: Iterable[Descriptor],
+    blobs: Path,
+    ended: threading.Event,
+    tell: Callable[[int], None],
+) -> None:
+    """Write layers to a folder, some of them at once; `ended` is set once one cannot be had."""
+    done, lock = 0, threading.Lock()
+
+    def counted(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        nonlocal done
+        for piece in pieces:
+            if ended.is_set():
+                raise _Ended
+            with lock:
+                done += len(piece)
+                tell(done)
+            yield piece
+
+    def write(layer: Descriptor) -> None:
+        pieces = counted(registry.pieces(layer.digest, layer.size))
+        folders.write_pieces(blobs / _hex(layer.digest), pieces)
+
+    with ThreadPoolExecutor(LAYERS_AT_ONCE_MAX) as threads:
+        written = [threads.submit(write, layer) for layer in layers]
+        try:
+            for each in as_completed(written):
+                each.result()
+        except BaseException:
+            ended.set()
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def explained(image: ImageReference, fault: Fault) -> BuildError | NotFound:
@@ -137,7 +172,9 @@ def _which(image: ImageReference) -> str:
     return image.digest or image.tag or ""
 
 
-def _opened(image: ImageReference, access: Access) -> Registry:
+def _opened(
+    image: ImageReference, access: Access, wait: Callable[[float], object] = time.sleep
+) -> Registry:
     login, file = None, access.auth_file
     try:
         if file is not None:
@@ -151,4 +188,5 @@ def _opened(image: ImageReference, access: Access) -> Registry:
         login,
         trust=Trust.ANY if access.insecure else Trust.TLS,
         explain=lambda fault: explained(image, fault),
+        wait=wait,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 from forkd.errors import Denied, ForkdError, NotFound, PackError, TransportError
@@ -10,6 +11,8 @@ from forkd.registry import client
 from forkd.registry.client import Fault, Kind, Trust
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import httpx
 
     from forkd.packs.references import Reference
@@ -28,6 +31,7 @@ class Registry(client.Registry):
         login: Who asks; None for anybody.
         plain_http: Whether the registry is asked without TLS, though it is not on this host.
         transport: What sends requests; None for the network.
+        wait: Waits for so many seconds before the registry is asked again.
 
     Raises:
         NotFound: By any method: the registry has no such repository or tag.
@@ -43,6 +47,7 @@ class Registry(client.Registry):
         *,
         plain_http: bool,
         transport: httpx.BaseTransport | None = None,
+        wait: Callable[[float], object] = time.sleep,
     ) -> None:
         super().__init__(
             reference,
@@ -52,6 +57,7 @@ class Registry(client.Registry):
             trust=Trust.PLAIN if plain_http or reference.is_loopback else Trust.TLS,
             explain=_explained,
             transport=transport,
+            wait=wait,
         )
 
 

@@ -2,7 +2,9 @@
 
 Every answer is bounded, and what is asked for by its digest is compared with it.  Credentials go
 to the registry, and to the token server that it names: over TLS, to this host, or where the user
-said that plain HTTP will do.  What goes wrong is a `Fault`, of which the caller makes an error.
+said that plain HTTP will do.  A registry that is busy or goes away for a moment is asked again
+(`forkd.registry.attempts`), for the rest of what it has sent a part of.  What goes wrong for good
+is a `Fault`, of which the caller makes an error.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import re
+import time
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Self
@@ -21,6 +24,7 @@ import httpx
 
 from forkd.errors import InvalidRequest
 from forkd.registry import limits
+from forkd.registry.attempts import BUSY, Attempts, may_repeat
 from forkd.registry.names import is_loopback
 
 if TYPE_CHECKING:
@@ -38,6 +42,7 @@ _CLIENT = "forkd"
 _AS_IT_IS = {"Accept-Encoding": "identity"}
 _REFUSED = (401, 403)
 _MISSING = 404
+_PARTIAL = 206
 
 
 class Kind(Enum):
@@ -132,6 +137,7 @@ class Registry:
         trust: How the registry is asked.
         explain: Makes an error of what goes wrong.
         transport: What sends requests; None for the network.
+        wait: Waits for so many seconds before a registry is asked again.
     """
 
     def __init__(  # noqa: PLR0913 - what is asked for, by whom, and how
@@ -144,6 +150,7 @@ class Registry:
         trust: Trust,
         explain: Callable[[Fault], Exception],
         transport: httpx.BaseTransport | None = None,
+        wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._reference = reference
         self._what = what
@@ -152,6 +159,8 @@ class Registry:
         self._explain = explain
         self._plain_asked = trust is not Trust.TLS and not reference.is_loopback
         self._authorization: str | None = None
+        self._wait = wait
+        self._has_answered = False
         self._client = self._made(trust, transport)
         self._plain = trust is Trust.PLAIN or (trust is Trust.ANY and not self._speaks_tls())
         self._origin = f"{'http' if self._plain else 'https'}://{reference.host}"
@@ -209,8 +218,42 @@ class Registry:
 
     def pieces(self, digest: str, size: int) -> Iterator[bytes]:
         """Yield a blob in pieces; that they are those of the digest is known after the last."""
-        url, found, length = f"{self._base}blobs/{digest}", hashlib.sha256(), 0
-        with contextlib.closing(self._asked("GET", url)) as answer:
+        found, length = hashlib.sha256(), 0
+        for piece in self._pieces(digest, size):
+            found.update(piece)
+            length += len(piece)
+            yield piece
+        if length != size or f"sha256:{found.hexdigest()}" != digest:
+            raise self._fault(
+                Kind.CHANGED,
+                f"a part of {self._reference} was changed: {digest} has another digest",
+            )
+
+    def _pieces(self, digest: str, size: int) -> Iterator[bytes]:
+        """Yield what is there of a blob; the rest of it in another answer if one breaks."""
+        length, attempts = 0, Attempts()
+        while True:
+            begun = length
+            try:
+                for piece in self._rest(digest, size, length):
+                    length += len(piece)
+                    yield piece
+            except httpx.TransportError as error:
+                if length == size:
+                    return
+                if length - begun >= limits.REGISTRY_PROGRESS_BYTES:
+                    attempts = Attempts()
+                pause_s = attempts.pause_s()
+                if pause_s is None:
+                    raise self._unreachable(error) from None
+                self._wait(pause_s)
+            else:
+                return
+
+    def _rest(self, digest: str, size: int, begin: int) -> Iterator[bytes]:
+        """Yield a blob from a byte on; what httpx raises of an answer that breaks is passed on."""
+        asked = {"Range": f"bytes={begin}-"} if begin else None
+        with contextlib.closing(self._asked("GET", f"{self._base}blobs/{digest}", asked)) as answer:
             if answer.status_code == _MISSING:
                 raise self._fault(
                     Kind.LOST,
@@ -218,15 +261,12 @@ class Registry:
                 )
             if not answer.is_success:
                 self._check(self._whole(answer, limits.REGISTRY_ANSWER_BYTES_MAX))
+            passed = 0 if answer.status_code == _PARTIAL else begin
             for piece in self._read(answer, max(size, limits.REGISTRY_ANSWER_BYTES_MAX)):
-                found.update(piece)
-                length += len(piece)
-                yield piece
-        if length != size or f"sha256:{found.hexdigest()}" != digest:
-            raise self._fault(
-                Kind.CHANGED,
-                f"a part of {self._reference} was changed: {digest} has another digest",
-            )
+                dropped = min(passed, len(piece))
+                passed -= dropped
+                if dropped < len(piece):
+                    yield piece[dropped:]
 
     def put_blob(self, data: bytes) -> bool:
         """Store a blob; return whether it had to be sent."""
@@ -294,28 +334,42 @@ class Registry:
         return self._opened(request, follow=follow)
 
     def _opened(self, request: httpx.Request, *, follow: bool) -> httpx.Response:
-        try:
-            return self._client.send(request, stream=True, follow_redirects=follow)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._unreachable(error) from None
+        """Send a request, and again while the registry is busy or away."""
+        attempts = Attempts()
+        while True:
+            try:
+                answer = self._client.send(request, stream=True, follow_redirects=follow)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                again = self._has_answered and may_repeat(request.method, error)
+                pause_s = attempts.pause_s() if again else None
+                if pause_s is None:
+                    raise self._unreachable(error) from None
+            else:
+                self._has_answered = True
+                busy = answer.status_code in BUSY
+                pause_s = attempts.pause_s(answer.headers) if busy else None
+                if pause_s is None:
+                    return answer
+                answer.close()
+            self._wait(pause_s)
 
     def _read(self, answer: httpx.Response, limit: int) -> Iterator[bytes]:
         length = 0
-        try:
-            for piece in answer.iter_raw():
-                length += len(piece)
-                if length > limit:
-                    raise self._fault(
-                        Kind.TOO_LONG,
-                        f"{self._reference.registry} answered with more than {limit} bytes for "
-                        f"{self._reference}",
-                    )
-                yield piece
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
+        for piece in answer.iter_raw():
+            length += len(piece)
+            if length > limit:
+                raise self._fault(
+                    Kind.TOO_LONG,
+                    f"{self._reference.registry} answered with more than {limit} bytes for "
+                    f"{self._reference}",
+                )
+            yield piece
 
     def _whole(self, answer: httpx.Response, limit: int) -> Answer:
-        body = b"".join(self._read(answer, limit))
+        try:
+            body = b"".join(self._read(answer, limit))
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
         return Answer(answer.status_code, answer.headers, body, str(answer.url))
 
     def _speaks_tls(self) -> bool:
