@@ -59,18 +59,29 @@ RESTART_TIMEOUT_S = 180.0
 
 UNITS = ("forkd.socket", "forkd.service")
 
+KERNEL_HAS = """
+find /sys/fs/cgroup -type d -name '*forkd*'
+nft list tables
+ls /sys/class/net
+ls -A /run/netns 2>/dev/null
+cut -d ' ' -f 5 /proc/self/mountinfo | grep forkd | sort
+"""
+"""Prints what a daemon makes in the kernel, and its machines: cgroups, tables, taps, mounts."""
+
 
 class Installed:
     """A systemd that the package of another version is installed in.
 
     Attributes:
         tag: A snapshot to fork.
+        kernel_had: What the kernel had before the package was there.
     """
 
-    def __init__(self, machine: SystemdRoot, folder: Path, tag: str) -> None:
+    def __init__(self, machine: SystemdRoot, folder: Path, tag: str, kernel_had: str) -> None:
         self.machine = machine
         self.folder = folder
         self.tag = tag
+        self.kernel_had = kernel_had
 
     def sandboxes(self) -> list[str]:
         """Return those that run, as `forkd ls` lists them."""
@@ -123,9 +134,9 @@ def machine_with(kind: str, request: pytest.FixtureRequest) -> Iterator[Installe
             machine.run("rm -f /var/lib/man-db/auto-update")
             # An administrator's settings are there before the package.
             machine.run(f"mkdir -p /etc/forkd && cat {folder}/forkd.toml >/etc/forkd/forkd.toml")
+            had = machine.run(KERNEL_HAS, check=False)
             machine.run(f"dpkg -i --force-confold {before} 2>&1")
-            installed = Installed(machine, folder, tag)
-            yield installed
+            yield Installed(machine, folder, tag, had)
 
 
 @pytest.mark.parametrize("kind", ["fake", REAL])
@@ -175,6 +186,8 @@ async def test_the_package_is_installed_upgraded_removed_and_purged(
             == (installed.folder / "forkd.toml").read_text()
         )
 
+        assert machine.run(KERNEL_HAS, check=False) != installed.kernel_had
+
         # Removed: sandboxes end, snapshots and settings stay.
         assert installed.processes() != ""
         machine.run("dpkg -r forkd 2>&1")
@@ -196,5 +209,6 @@ async def test_the_package_is_installed_upgraded_removed_and_purged(
             assert not installed.is_there(path), path
         assert machine.run(f"ls -A {STATE}") == ""
         assert machine.run("getent group forkd", check=False) == ""
+        assert machine.run(KERNEL_HAS, check=False) == installed.kernel_had
         left = "find /etc/systemd /var/lib/systemd -name '*forkd*'"
         assert machine.run(left) == ""
