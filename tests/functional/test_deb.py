@@ -106,6 +106,16 @@ class Installed:
         """Return the processes of machines and zygotes."""
         return self.machine.run("ps -eo args | grep -E '[f]orkd-vmm|[f]ake-vmm'", check=False)
 
+    def check_purged(self) -> None:
+        """Nothing of the package is left, nor of what its daemon made."""
+        assert self.processes() == ""
+        for path in ("/usr/lib/forkd", "/etc/forkd", "/run/forkd", f"{STATE}/forkd.db"):
+            assert not self.is_there(path), path
+        assert self.machine.run(f"ls -A {STATE}") == ""
+        assert self.machine.run("getent group forkd", check=False) == ""
+        assert self.machine.run(KERNEL_HAS, check=False) == self.kernel_had
+        assert self.machine.run("find /etc/systemd /var/lib/systemd -name '*forkd*'") == ""
+
 
 @contextmanager
 def machine_with(kind: str, request: pytest.FixtureRequest) -> Iterator[Installed]:
@@ -202,13 +212,5 @@ async def test_the_package_is_installed_upgraded_removed_and_purged(
         assert installed.tag in machine.run("forkd snapshot ls")
         machine.run(f"forkd fork {installed.tag}")
 
-        # Purged: nothing stays.
         machine.run("dpkg -P forkd 2>&1")
-        assert installed.processes() == ""
-        for path in ("/usr/lib/forkd", "/etc/forkd", "/run/forkd", f"{STATE}/forkd.db"):
-            assert not installed.is_there(path), path
-        assert machine.run(f"ls -A {STATE}") == ""
-        assert machine.run("getent group forkd", check=False) == ""
-        assert machine.run(KERNEL_HAS, check=False) == installed.kernel_had
-        left = "find /etc/systemd /var/lib/systemd -name '*forkd*'"
-        assert machine.run(left) == ""
+        installed.check_purged()
