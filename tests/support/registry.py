@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from forkd.images.manifests import MANIFEST
 from forkd.model.reference import parse_reference
-from forkd.registry import client
+from forkd.registry import client, session
 from forkd.registry.credentials import Login
 from tests.support import oci
 
@@ -57,11 +57,11 @@ class Registry:
     def opened(self, reference: str, media_type: str = MANIFEST) -> client.Registry:
         """Return a client of it, which puts manifests of a type."""
 
-        def failed(fault: client.Fault) -> Exception:
+        def failed(fault: session.Fault) -> Exception:
             return AssertionError(fault.text)
 
         image = parse_reference(reference)
-        trust = client.Trust.ANY
+        trust = session.Trust.ANY
         return client.Registry(
             image, "image", (media_type,), self.login, trust=trust, explain=failed
         )

@@ -16,12 +16,13 @@ from forkd.images.registries import Access, Registries
 from forkd.images.stored import LAYOUT, Source, open_stored
 from forkd.model.reference import parse_reference
 from forkd.registry import client
-from forkd.registry.client import Fault, Kind, Trust, digest_of
+from forkd.registry.client import digest_of
 from forkd.registry.limits import (
     LAYERS_AT_ONCE_MAX,
     REGISTRY_MANIFEST_BYTES_MAX,
     REGISTRY_PAUSE_S_MAX,
 )
+from forkd.registry.session import Fault, Kind, Trust
 from tests.support import oci
 from tests.support.oci import regular, write_layout
 

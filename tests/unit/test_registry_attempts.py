@@ -11,7 +11,8 @@ from forkd.errors import BuildError
 from forkd.model.reference import parse_reference
 from forkd.registry import limits
 from forkd.registry.attempts import JITTER, Attempts, may_repeat
-from forkd.registry.client import Fault, Kind, Registry, Trust, digest_of
+from forkd.registry.client import Registry, digest_of
+from forkd.registry.session import Fault, Kind, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

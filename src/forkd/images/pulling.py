@@ -12,9 +12,10 @@ from forkd.errors import BuildError, InvalidRequest, NotFound
 from forkd.host import folders
 from forkd.images import manifests
 from forkd.model.reference import parse_reference
-from forkd.registry.client import Fault, Kind, Registry, Trust, digest_of
+from forkd.registry.client import Registry, digest_of
 from forkd.registry.credentials import login_for
 from forkd.registry.limits import LAYERS_AT_ONCE_MAX
+from forkd.registry.session import Fault, Kind, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

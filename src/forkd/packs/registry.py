@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from forkd.errors import Denied, ForkdError, NotFound, PackError, TransportError
 from forkd.registry import client
-from forkd.registry.client import Fault, Kind, Trust
+from forkd.registry.session import Fault, Kind, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable
