@@ -143,9 +143,15 @@ class Namespace:
         self.run(lambda: Path("/proc/sys/net", name).write_text(value))
 
 
+_FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+"""A new namespace has what this host has, on which Docker may run.  Source: the kernel's
+`net.core.devconf_inherit_init_net`."""
+
+
 def _make() -> int:
     _check(_libc.unshare(_CLONE_NEWNET))
     _with_route(lambda route: _up(route, "lo"))
+    _FORWARDING.write_text("0")
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
