@@ -201,6 +201,23 @@ def test_a_layer_whose_answers_bring_little_is_given_up() -> None:
     assert asking.faults[0].kind is Kind.UNREACHABLE
 
 
+def test_attempts_count_together_whether_an_answer_breaks_or_the_registry_is_busy() -> None:
+    asking = Asking(breaks(BLOB[:1]), says(503), breaks(BLOB[1:2], 206), *[says(503)] * 9)
+
+    with pytest.raises(BuildError, match="answered 503"):
+        asking.registry.blob(DIGEST, len(BLOB))
+
+    assert len(asking.requests) == limits.REGISTRY_ATTEMPTS_MAX
+
+
+def test_a_manifest_whose_answer_breaks_is_asked_for_again() -> None:
+    asking = Asking(breaks(b"{"), says(200, b"{}"))
+
+    assert asking.registry.manifest("1") == (b"{}", digest_of(b"{}"))
+
+    assert len(asking.waited_s) == 1
+
+
 def test_answers_that_bring_much_are_not_counted() -> None:
     piece = bytes(limits.REGISTRY_PROGRESS_BYTES)
     often = limits.REGISTRY_ATTEMPTS_MAX + 3

@@ -120,26 +120,23 @@ class Registry:
         while True:
             begun = length
             try:
-                for piece in self._rest(digest, size, length):
+                for piece in self._rest(digest, size, length, attempts):
                     length += len(piece)
                     yield piece
-            except httpx.TransportError as error:
+            except httpx.HTTPError as error:
                 if length == size:
                     return
                 if length - begun >= limits.REGISTRY_PROGRESS_BYTES:
                     attempts = Attempts()
-                pause_s = attempts.pause_s()
-                if pause_s is None:
-                    raise self._session.unreachable(error) from None
-                self._session.wait(pause_s)
+                self._session.wait_after(error, "GET", attempts)
             else:
                 return
 
-    def _rest(self, digest: str, size: int, begin: int) -> Iterator[bytes]:
+    def _rest(self, digest: str, size: int, begin: int, attempts: Attempts) -> Iterator[bytes]:
         """Yield a blob from a byte on; what httpx raises of an answer that breaks is passed on."""
         asked = {"Range": f"bytes={begin}-"} if begin else None
         with contextlib.closing(
-            self._session.ask("GET", f"{self._base}blobs/{digest}", asked)
+            self._session.ask("GET", f"{self._base}blobs/{digest}", attempts, asked)
         ) as answer:
             if answer.status_code == _MISSING:
                 raise self._session.fault(

@@ -135,7 +135,6 @@ class Session:
     Attributes:
         base: The URL of the repository, with a slash at the end.
         is_plain: Whether requests are made without TLS.
-        wait: As above.
     """
 
     def __init__(  # noqa: PLR0913 - what is asked for, by whom, and how
@@ -148,7 +147,7 @@ class Session:
         transport: httpx.BaseTransport | None,
         wait: Callable[[float], object],
     ) -> None:
-        self.wait = wait
+        self._wait = wait
         self._reference = reference
         self._login = login
         self._explain = explain
@@ -189,13 +188,17 @@ class Session:
         limit: int = limits.REGISTRY_ANSWER_BYTES_MAX,
     ) -> Answer:
         """Ask, and return all of the answer."""
-        with contextlib.closing(self.ask(method, url, headers, content)) as answer:
-            return self.whole(answer, max(limit, limits.REGISTRY_ANSWER_BYTES_MAX))
+
+        def ask(attempts: Attempts) -> httpx.Response:
+            return self.ask(method, url, attempts, headers, content)
+
+        return self._whole(ask, method, max(limit, limits.REGISTRY_ANSWER_BYTES_MAX))
 
     def ask(
         self,
         method: str,
         url: str,
+        attempts: Attempts,
         headers: dict[str, str] | None = None,
         content: bytes | None = None,
     ) -> httpx.Response:
@@ -209,7 +212,7 @@ class Session:
             sent["Authorization"] = self._authorization
         follow = method in {"GET", "HEAD"}
         request = self._client.build_request(method, url, headers=sent, content=content)
-        answer = self._opened(request, follow=follow)
+        answer = self._opened(request, attempts, follow=follow)
         if answer.status_code != _REFUSED[0] or not ours:
             return answer
         proof = self._authorized(answer.headers.get("WWW-Authenticate", ""))
@@ -218,7 +221,7 @@ class Session:
         answer.close()
         self._authorization = sent["Authorization"] = proof
         request = self._client.build_request(method, url, headers=sent, content=content)
-        return self._opened(request, follow=follow)
+        return self._opened(request, attempts, follow=follow)
 
     def read(self, answer: httpx.Response, limit: int) -> Iterator[bytes]:
         """Yield an answer as it comes, up to a limit; what httpx raises is passed on."""
@@ -234,12 +237,20 @@ class Session:
             yield piece
 
     def whole(self, answer: httpx.Response, limit: int) -> Answer:
-        """Return an answer once all of it is there."""
-        try:
-            body = b"".join(self.read(answer, limit))
-        except httpx.HTTPError as error:
-            raise self.unreachable(error) from None
+        """Return an answer once all of it is there; what httpx raises is passed on."""
+        body = b"".join(self.read(answer, limit))
         return Answer(answer.status_code, answer.headers, body, str(answer.url))
+
+    def wait_after(self, error: Exception, method: str, attempts: Attempts) -> None:
+        """Wait before a request is made again that was not answered as a whole.
+
+        Raises what is made of the error, if it is not to be made again.
+        """
+        again = self._has_answered and may_repeat(method, error)
+        pause_s = attempts.pause_s() if again else None
+        if pause_s is None:
+            raise self._unreachable(error) from None
+        self._wait(pause_s)
 
     def check(self, answer: Answer) -> None:
         """Raise what is wrong if an answer says that something is."""
@@ -259,8 +270,7 @@ class Session:
         """Return the error that is made of something that went wrong."""
         return self._explain(Fault(kind, text, reason))
 
-    def unreachable(self, error: Exception) -> Exception:
-        """Return the error that is made of one of httpx's."""
+    def _unreachable(self, error: Exception) -> Exception:
         reason = str(error) or type(error).__name__
         kind = Kind.UNREACHABLE
         if "SSL" in reason and not self.is_plain:
@@ -268,25 +278,33 @@ class Session:
         text = f"cannot reach {self._reference.registry} for {self._reference}: {reason}"
         return self.fault(kind, text, reason)
 
-    def _opened(self, request: httpx.Request, *, follow: bool) -> httpx.Response:
-        """Send a request, and again while the registry is busy or away."""
+    def _whole(self, ask: Callable[[Attempts], httpx.Response], method: str, limit: int) -> Answer:
+        """Ask until all of an answer is there."""
         attempts = Attempts()
+        while True:
+            try:
+                with contextlib.closing(ask(attempts)) as answer:
+                    return self.whole(answer, limit)
+            except httpx.HTTPError as error:
+                self.wait_after(error, method, attempts)
+
+    def _opened(
+        self, request: httpx.Request, attempts: Attempts, *, follow: bool
+    ) -> httpx.Response:
+        """Send a request, and again while the registry is busy or away."""
         while True:
             try:
                 answer = self._client.send(request, stream=True, follow_redirects=follow)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                again = self._has_answered and may_repeat(request.method, error)
-                pause_s = attempts.pause_s() if again else None
-                if pause_s is None:
-                    raise self.unreachable(error) from None
-            else:
-                self._has_answered = True
-                busy = answer.status_code in BUSY
-                pause_s = attempts.pause_s(answer.headers) if busy else None
-                if pause_s is None:
-                    return answer
-                answer.close()
-            self.wait(pause_s)
+                self.wait_after(error, request.method, attempts)
+                continue
+            self._has_answered = True
+            busy = answer.status_code in BUSY
+            pause_s = attempts.pause_s(answer.headers) if busy else None
+            if pause_s is None:
+                return answer
+            answer.close()
+            self._wait(pause_s)
 
     def _speaks_tls(self) -> bool:
         """Whether the registry answers over TLS, with whatever certificate."""
@@ -335,8 +353,11 @@ class Session:
             if login is not None:
                 headers["Authorization"] = _basic(login)
             request = self._client.build_request("GET", realm, params=asked, headers=headers)
-        with contextlib.closing(self._opened(request, follow=False)) as opened:
-            answer = self.whole(opened, limits.REGISTRY_ANSWER_BYTES_MAX)
+        answer = self._whole(
+            lambda attempts: self._opened(request, attempts, follow=False),
+            request.method,
+            limits.REGISTRY_ANSWER_BYTES_MAX,
+        )
         if answer.status in _REFUSED:
             raise self._refused()
         try:
